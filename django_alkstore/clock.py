@@ -1,0 +1,102 @@
+"""The one place that reads the time.
+
+Moments are aware datetimes in UTC for people and microseconds since the epoch for the database; the
+conversions between the two live here too, because both are exact and everything needs them.
+"""
+
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from datetime import UTC, datetime, timedelta
+from typing import Protocol
+
+EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
+MICROSECOND = timedelta(microseconds=1)
+SECOND = 1_000_000
+"""Microseconds in a second: the unit of every stored moment."""
+
+LAST_MOMENT = datetime.max.replace(tzinfo=UTC)
+
+
+class Clock(Protocol):
+    """What the library asks of a clock."""
+
+    def now(self) -> datetime:
+        """The wall clock, as an aware datetime in UTC."""
+
+    def monotonic(self) -> float:
+        """Seconds on a clock that never goes back; only differences mean anything."""
+
+
+class SystemClock:
+    """The machine's own clocks."""
+
+    def now(self) -> datetime:
+        return datetime.now(UTC)
+
+    def monotonic(self) -> float:
+        return time.monotonic()
+
+
+class ManualClock:
+    """A clock that moves only when told to, for tests.
+
+    `advance` moves both clocks; `step` moves the wall clock alone, back too, as an operator or NTP would.
+    """
+
+    def __init__(self, now: datetime) -> None:
+        self._now = now.astimezone(UTC)
+        self._monotonic = 0.0
+
+    def now(self) -> datetime:
+        return self._now
+
+    def monotonic(self) -> float:
+        return self._monotonic
+
+    def advance(self, seconds: float) -> None:
+        self._now += timedelta(seconds=seconds)
+        self._monotonic += seconds
+
+    def step(self, seconds: float) -> None:
+        self._now += timedelta(seconds=seconds)
+
+
+_clock: Clock = SystemClock()
+
+
+def now() -> datetime:
+    return _clock.now()
+
+
+def monotonic() -> float:
+    return _clock.monotonic()
+
+
+def now_us() -> int:
+    """The wall clock in microseconds since the epoch."""
+    return to_us(_clock.now())
+
+
+def to_us(moment: datetime) -> int:
+    """An aware datetime as microseconds since the epoch, exactly (a float would round)."""
+    return (moment - EPOCH) // MICROSECOND
+
+
+def from_us(us: int) -> datetime:
+    """Microseconds since the epoch as an aware datetime in UTC. `OverflowError` outside years 1 to 9999."""
+    return EPOCH + timedelta(microseconds=us)
+
+
+LAST_US = to_us(LAST_MOMENT)
+
+
+@contextmanager
+def use(clock: Clock) -> Iterator[None]:
+    """Let the whole process read `clock` inside the block."""
+    global _clock  # noqa: PLW0603  one process has one time
+    before, _clock = _clock, clock
+    try:
+        yield
+    finally:
+        _clock = before

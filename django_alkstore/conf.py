@@ -1,0 +1,153 @@
+"""The `ALKSTORE` setting: its keys, their defaults and their rules. Read when used, so that overrides take effect."""
+
+import json
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, field, fields
+from typing import Any
+
+from django.conf import settings as django_settings
+from django.core.exceptions import ImproperlyConfigured
+from django.utils.module_loading import import_string
+
+from django_alkstore.durations import seconds
+from django_alkstore.exceptions import AlkstoreError, InvalidOption
+from django_alkstore.names import validate_name
+
+
+@dataclass(frozen=True, slots=True)
+class JobDefaults:
+    """What is stamped on a job whose enqueue left it out. Durations are seconds."""
+
+    visibility_timeout: float = 300.0
+    max_attempts: int = 3
+    backoff_base: float = 5.0
+    expires_in: float | None = None
+
+
+OUTBOX_DEFAULTS = JobDefaults(visibility_timeout=60.0, max_attempts=5, backoff_base=5.0)
+
+
+@dataclass(frozen=True, slots=True)
+class Settings:
+    """The `ALKSTORE` setting, validated."""
+
+    database: str | None = None
+    json_encoder: type[json.JSONEncoder] | None = None
+    max_payload_bytes: int = 1_048_576
+    max_backoff: float = 3_600.0
+    keep_completed: float | None = 86_400.0
+    """Seconds; 0 deletes a job when it is acked, `None` keeps it for ever."""
+    keep_dead: float | None = None
+    queues: Mapping[str, JobDefaults] = field(default_factory=dict)
+
+    def defaults_for(self, queue: str) -> JobDefaults:
+        return self.queues.get(queue, _PLAIN_DEFAULTS)
+
+
+_PLAIN_DEFAULTS = JobDefaults()
+MAX_INT32 = 2**31 - 1
+
+
+def positive_int(option: str, value: object) -> int:
+    if not isinstance(value, int) or isinstance(value, bool) or not 1 <= value <= MAX_INT32:
+        raise InvalidOption(f"{option} must be a whole number of at least 1, not {value!r}")
+    return value
+
+
+def _duration(option: str, value: object, *, zero: bool, none: bool = False) -> float | None:
+    return None if none and value is None else seconds(option, value, zero=zero)
+
+
+def job_defaults(where: str, value: object) -> JobDefaults:
+    """Read one queue's defaults; `InvalidOption` names the key that is wrong."""
+    if not isinstance(value, Mapping):
+        raise InvalidOption(f"{where} must be a dict of job options, not {value!r}")
+    known = {f.name for f in fields(JobDefaults)}
+    for key in value:
+        if key not in known:
+            raise InvalidOption(f"{where} has an unknown key {key!r}; it takes {', '.join(sorted(known))}")
+    readers: dict[str, Callable[[str, object], Any]] = {
+        "visibility_timeout": lambda o, v: seconds(o, v, zero=False),
+        "max_attempts": positive_int,
+        "backoff_base": lambda o, v: seconds(o, v, zero=True),
+        "expires_in": lambda o, v: _duration(o, v, zero=False, none=True),
+    }
+    return JobDefaults(**{key: readers[key](f"{where}[{key!r}]", given) for key, given in value.items()})
+
+
+def _database(where: str, value: object) -> str | None:
+    if value is not None and value not in django_settings.DATABASES:
+        raise InvalidOption(f"{where} is {value!r}, which is not in DATABASES")
+    return value  # type: ignore[return-value]  None, or a key of DATABASES
+
+
+def _json_encoder(where: str, value: object) -> type[json.JSONEncoder] | None:
+    if isinstance(value, str):
+        try:
+            value = import_string(value)
+        except ImportError as error:
+            raise InvalidOption(f"{where} cannot be imported: {error}") from error
+    if value is not None and not (isinstance(value, type) and issubclass(value, json.JSONEncoder)):
+        raise InvalidOption(
+            f"{where} must be a json.JSONEncoder class or the dotted path of one, not {value!r}"
+        )
+    return value
+
+
+def _queues(where: str, value: object) -> dict[str, JobDefaults]:
+    if not isinstance(value, Mapping):
+        raise InvalidOption(f"{where} must be a dict from queue name to a dict of job options, not {value!r}")
+    for name in value:
+        validate_name("queue", name)
+    return {name: job_defaults(f"{where}[{name!r}]", given) for name, given in value.items()}
+
+
+_READERS: dict[str, Callable[[str, object], Any]] = {
+    "DATABASE": _database,
+    "JSON_ENCODER": _json_encoder,
+    "MAX_PAYLOAD_BYTES": positive_int,
+    "MAX_BACKOFF": lambda where, value: seconds(where, value, zero=True),
+    "KEEP_COMPLETED": lambda where, value: _duration(where, value, zero=True, none=True),
+    "KEEP_DEAD": lambda where, value: _duration(where, value, zero=True, none=True),
+    "QUEUES": _queues,
+}
+
+
+def problems(raw: object) -> Iterator[str]:
+    """Every fault of an `ALKSTORE` setting, one sentence each, for the system check."""
+    if not isinstance(raw, Mapping):
+        yield f"ALKSTORE must be a dict, not {type(raw).__name__}"
+        return
+    for key, value in raw.items():
+        if key not in _READERS:
+            yield f"ALKSTORE has an unknown key {key!r}; it takes {', '.join(_READERS)}"
+            continue
+        try:
+            _READERS[key](f"ALKSTORE[{key!r}]", value)
+        except AlkstoreError as error:
+            message = str(error)
+            yield message if message.startswith("ALKSTORE") else f"ALKSTORE[{key!r}]: {message}"
+
+
+def raw_setting() -> object:
+    return getattr(django_settings, "ALKSTORE", _NOTHING)
+
+
+_NOTHING: dict[str, Any] = {}
+_read: tuple[object, Settings] | None = None
+
+
+def settings() -> Settings:
+    """The setting as it is now. `ImproperlyConfigured` with everything that is wrong with it.
+
+    Remembered for as long as the setting is the same object, which overriding it never is.
+    """
+    global _read  # noqa: PLW0603  one setting, one reading of it
+    raw = raw_setting()
+    if _read is None or _read[0] is not raw:
+        faults = list(problems(raw))
+        if faults or not isinstance(raw, Mapping):
+            raise ImproperlyConfigured("; ".join(faults))
+        values = {key.lower(): _READERS[key](f"ALKSTORE[{key!r}]", value) for key, value in raw.items()}
+        _read = (raw, Settings(**values))
+    return _read[1]

@@ -1,0 +1,261 @@
+"""The contract with a database: every operation that the library asks of one, and what each means.
+
+Rules for all of them:
+
+- `now` and every other moment is microseconds since the epoch; nothing here reads a clock.
+- A *claim* is a job's id with its fence. Whatever names a claim takes effect only while that claim's lease is
+  held (state processing, same fence, lease not run out at `now`) and says whether it did.
+- None opens or ends a transaction; `transactions.py` does, around them.
+- Those marked *one statement* are atomic by themselves and may run in autocommit. The others expect the
+  writer lock to be held already.
+"""
+
+from abc import ABC, abstractmethod
+from collections.abc import Iterable, Sequence
+from typing import NamedTuple, Protocol
+
+from django.db import OperationalError
+from django.db.backends.base.base import BaseDatabaseWrapper
+from django.db.backends.utils import CursorWrapper
+
+
+class Change(Protocol):
+    """Sees the commits of others, over a connection of its own. Used by one thread at a time."""
+
+    def version(self) -> object:
+        """A value that differs from the last one if anything has been committed since."""
+
+    def watched_file(self) -> str | None:
+        """The file whose writes announce a commit, or `None` where there is none."""
+
+    def close(self) -> None: ...
+
+
+class NewJob(NamedTuple):
+    """A pending job about to be stored; moments in microseconds, durations in seconds."""
+
+    queue: str
+    payload: str
+    """JSON text."""
+    priority: int
+    run_at: int
+    max_attempts: int
+    visibility_timeout: float
+    backoff_base: float
+    expires_at: int | None
+    unique_key: str | None
+    schedule: str | None
+    fire_at: int | None
+    created_at: int
+
+
+class ClaimedJob(NamedTuple):
+    """A row just leased, as stored."""
+
+    id: int
+    fence: int
+    queue: str
+    payload: str
+    attempts: int
+    max_attempts: int
+    priority: int
+    created_at: int
+    run_at: int
+    lease_expires_at: int
+    last_error: str | None
+    schedule: str | None
+    fire_at: int | None
+    visibility_timeout: float
+    backoff_base: float
+    errors: str
+
+
+class LapsedJob(NamedTuple):
+    """A processing job whose lease has run out."""
+
+    id: int
+    attempts: int
+    max_attempts: int
+    errors: str
+
+
+class ExpiredJob(NamedTuple):
+    """A pending job whose `expires_at` has passed."""
+
+    id: int
+    attempts: int
+    errors: str
+
+
+class StoredSchedule(NamedTuple):
+    """A schedule as stored. Nothing about it is known to be readable."""
+
+    id: int
+    name: str
+    spec: str
+    queue: str
+    payload: str
+    priority: int
+    max_attempts: int | None
+    visibility_timeout: float | None
+    backoff_base: float | None
+    expires_in: float | None
+    next_fire_at: int
+
+
+class QueueCounts(NamedTuple):
+    """One queue's jobs, counted; `oldest_due` is the earliest `run_at` of a due one."""
+
+    queue: str
+    pending: int
+    processing: int
+    completed: int
+    dead: int
+    cancelled: int
+    due: int
+    oldest_due: int | None
+
+
+Claim = tuple[int, int]
+"""A job's id and the fence of the claim."""
+
+
+class Dialect(ABC):
+    """One database's way of doing it."""
+
+    # Transactions
+
+    @abstractmethod
+    def take_writer_lock(
+        self, connection: BaseDatabaseWrapper, cursor: CursorWrapper, *, fresh: bool
+    ) -> None:
+        """Hold whatever serialises writers from here to the end of the transaction; `fresh`: it has just begun."""
+
+    @abstractmethod
+    def is_contention(self, error: OperationalError) -> bool:
+        """Did this error only say that another was writing? By its code, never by its text."""
+
+    @abstractmethod
+    def busy_timeout(self, connection: BaseDatabaseWrapper) -> float:
+        """Seconds that the database itself waits for another writer."""
+
+    @abstractmethod
+    def change(self, using: str) -> Change:
+        """Open a connection that sees the commits of others."""
+
+    # Jobs in
+
+    @abstractmethod
+    def insert_job(self, cursor: CursorWrapper, job: NewJob) -> int | None:
+        """Store a job and return its id; `None` where its live unique key or its boundary is taken. *One statement.*"""
+
+    @abstractmethod
+    def insert_jobs(self, cursor: CursorWrapper, jobs: Sequence[NewJob]) -> list[int]:
+        """Store jobs without unique keys and return their ids, in order."""
+
+    # Jobs out
+
+    @abstractmethod
+    def claim(
+        self, cursor: CursorWrapper, queue: str, worker_id: str, limit: int, now: int
+    ) -> list[ClaimedJob]:
+        """Lease up to `limit` due jobs, by priority (high first), `run_at`, id; return them in that order.
+
+        Leases nothing while the queue holds a lapsed lease or an expired job: those are put right first, so
+        that they take their place in the order.
+        """
+
+    @abstractmethod
+    def ack(self, cursor: CursorWrapper, claims: Sequence[Claim], now: int, *, delete: bool) -> set[int]:
+        """Complete the jobs of these claims (or delete them); return the ids that took effect. *One statement.*"""
+
+    @abstractmethod
+    def retry(
+        self, cursor: CursorWrapper, claim: Claim, now: int, run_at: int, errors: str, last_error: str
+    ) -> bool:
+        """Make the job pending again at `run_at`, with its history. *One statement.*"""
+
+    @abstractmethod
+    def bury(self, cursor: CursorWrapper, claim: Claim, now: int, errors: str, last_error: str) -> bool:
+        """Make the job dead, with its history. *One statement.*"""
+
+    @abstractmethod
+    def give_back(self, cursor: CursorWrapper, claim: Claim, now: int, run_at: int | None) -> bool:
+        """Make the job pending again, its attempt refunded, at `run_at` (`None`: as it was). *One statement.*"""
+
+    @abstractmethod
+    def renew(self, cursor: CursorWrapper, claim: Claim, now: int, lease_expires_at: int) -> bool:
+        """Let the claim's lease end at `lease_expires_at`. *One statement.*"""
+
+    # Jobs put right
+
+    @abstractmethod
+    def lapsed(self, cursor: CursorWrapper, queue: str, now: int, limit: int) -> list[LapsedJob]:
+        """Up to `limit` jobs of the queue whose lease has run out, the longest first."""
+
+    @abstractmethod
+    def expired(self, cursor: CursorWrapper, queue: str, now: int, limit: int) -> list[ExpiredJob]:
+        """Up to `limit` pending jobs of the queue that have expired, the longest first."""
+
+    @abstractmethod
+    def reopen(self, cursor: CursorWrapper, changes: Iterable[tuple[str, str, int]]) -> None:
+        """Make jobs pending again where they stood: (errors, last_error, id) each."""
+
+    @abstractmethod
+    def close(self, cursor: CursorWrapper, now: int, changes: Iterable[tuple[str, str, int]]) -> None:
+        """Make jobs dead: (errors, last_error, id) each."""
+
+    @abstractmethod
+    def cancel(self, cursor: CursorWrapper, job_id: int, now: int) -> bool:
+        """Cancel a live job. *One statement.*"""
+
+    @abstractmethod
+    def requeue(self, cursor: CursorWrapper, job_id: int, now: int) -> bool:
+        """Make a dead or cancelled job pending, due at `now`, with no attempts spent and no expiry, unless its
+        unique key is taken. *One statement.*"""
+
+    @abstractmethod
+    def run_now(self, cursor: CursorWrapper, job_id: int, now: int) -> bool:
+        """Make a pending job that is not due yet due at `now`. *One statement.*"""
+
+    @abstractmethod
+    def prune(self, cursor: CursorWrapper, state: str, before: int, limit: int) -> int:
+        """Delete up to `limit` jobs of a finished state that finished at `before` or earlier. *One statement.*"""
+
+    # Reading
+
+    @abstractmethod
+    def live_queues(self, cursor: CursorWrapper) -> list[str]:
+        """The queues that hold a live job, at a cost that follows their number and not the jobs'."""
+
+    @abstractmethod
+    def next_claim_at(self, cursor: CursorWrapper, queue: str) -> int | None:
+        """The earliest `run_at` of a pending job or lease end of a processing one."""
+
+    @abstractmethod
+    def count_queues(self, cursor: CursorWrapper, now: int) -> list[QueueCounts]:
+        """Every queue that holds a job, by name."""
+
+    # Locks
+
+    @abstractmethod
+    def acquire_lock(
+        self, cursor: CursorWrapper, name: str, owner: str, now: int, expires_at: int
+    ) -> int | None:
+        """Take a lock that is free or has lapsed, and return its token; `None` where it is held."""
+
+    # Schedules
+
+    @abstractmethod
+    def due_schedules(self, cursor: CursorWrapper, now: int) -> list[StoredSchedule]:
+        """The enabled schedules whose next boundary has come, the earliest first."""
+
+    @abstractmethod
+    def move_schedule(
+        self, cursor: CursorWrapper, schedule_id: int, now: int, next_fire_at: int, last_fire_at: int
+    ) -> None:
+        """Set where the schedule goes on, and the last boundary that it fired."""
+
+    @abstractmethod
+    def pause_broken(self, cursor: CursorWrapper, schedule_id: int, now: int, error: str) -> None:
+        """Pause a schedule that cannot be read, with the reason on its row."""

@@ -1,0 +1,368 @@
+"""SQLite's way. Each text says why it is as it is, where SQLite is the reason.
+
+Every writing text begins with INSERT, UPDATE or DELETE and not with WITH: Python's driver opens the implicit
+transaction of `set_autocommit(False)` before those only.
+"""
+
+import sqlite3
+from collections.abc import Iterable, Sequence
+from functools import lru_cache
+from typing import Any
+
+from django.db import OperationalError, connections
+from django.db.backends.base.base import BaseDatabaseWrapper
+from django.db.backends.utils import CursorWrapper
+
+from django_alkstore.dialects.base import (
+    Change,
+    Claim,
+    ClaimedJob,
+    Dialect,
+    ExpiredJob,
+    LapsedJob,
+    NewJob,
+    QueueCounts,
+    StoredSchedule,
+)
+from django_alkstore.models import Job, Lock, Schedule
+
+MINIMUM_VERSION = (3, 35)
+"""The first with RETURNING."""
+
+JOB = f'"{Job._meta.db_table}"'
+LOCK = f'"{Lock._meta.db_table}"'
+SCHEDULE = f'"{Schedule._meta.db_table}"'
+
+# A statement that changes nothing still takes the write lock before it looks, and waits for it by the busy
+# timeout, which a lock upgrade later in the transaction would not.
+TAKE_WRITER_LOCK = f"UPDATE {LOCK} SET owner = owner WHERE 0"
+
+# DO NOTHING without a target: whichever unique index says no. (It does not cover the other constraints.)
+INSERT_JOB = f"""
+INSERT INTO {JOB} ({", ".join(NewJob._fields)}, state, attempts, fence, errors)
+VALUES ({", ".join(["%s"] * len(NewJob._fields))}, 'pending', 0, 0, '[]')
+ON CONFLICT DO NOTHING
+"""
+
+# One walk of the claim index. The priority is chosen first, by stepping down the distinct priorities to the
+# first that has a due job, so that delayed jobs of a higher one cost one step and not one each.
+CLAIM = f"""
+UPDATE {JOB} SET
+  state = 'processing', attempts = attempts + 1, fence = fence + 1, worker_id = %(worker_id)s,
+  lease_expires_at = %(now)s + CAST(visibility_timeout * 1000000 AS INTEGER)
+WHERE id IN (
+  SELECT id FROM {JOB}
+  WHERE queue = %(queue)s AND state = 'pending' AND run_at <= %(now)s AND priority = (
+    WITH RECURSIVE level(priority) AS (
+      SELECT max(priority) FROM {JOB} WHERE queue = %(queue)s AND state = 'pending'
+      UNION ALL
+      SELECT (
+        SELECT max(priority) FROM {JOB}
+        WHERE queue = %(queue)s AND state = 'pending' AND priority < level.priority
+      ) FROM level
+      WHERE level.priority IS NOT NULL AND NOT EXISTS (
+        SELECT 1 FROM {JOB}
+        WHERE queue = %(queue)s AND state = 'pending' AND priority = level.priority AND run_at <= %(now)s
+      )
+    )
+    SELECT min(priority) FROM level
+  )
+  AND NOT EXISTS (
+    SELECT 1 FROM {JOB} WHERE queue = %(queue)s AND state = 'processing' AND lease_expires_at <= %(now)s
+  )
+  AND NOT EXISTS (
+    SELECT 1 FROM {JOB} WHERE queue = %(queue)s AND state = 'pending' AND expires_at <= %(now)s
+  )
+  ORDER BY run_at, id LIMIT %(limit)s
+)
+RETURNING {", ".join(ClaimedJob._fields)}
+"""
+
+HELD = "id = %s AND fence = %s AND state = 'processing' AND lease_expires_at > %s"
+LET_GO = "worker_id = NULL, lease_expires_at = NULL"
+
+RETRY = f"""
+UPDATE {JOB} SET state = 'pending', {LET_GO}, run_at = %s, errors = %s, last_error = %s WHERE {HELD}
+"""
+BURY = f"""
+UPDATE {JOB} SET state = 'dead', {LET_GO}, errors = %s, last_error = %s, finished_at = %s WHERE {HELD}
+"""
+GIVE_BACK = f"""
+UPDATE {JOB} SET state = 'pending', {LET_GO}, attempts = attempts - 1, run_at = coalesce(%s, run_at)
+WHERE {HELD}
+"""
+RENEW = f"UPDATE {JOB} SET lease_expires_at = %s WHERE {HELD}"
+
+LAPSED = f"""
+SELECT {", ".join(LapsedJob._fields)} FROM {JOB}
+WHERE queue = %s AND state = 'processing' AND lease_expires_at <= %s ORDER BY lease_expires_at LIMIT %s
+"""
+EXPIRED = f"""
+SELECT {", ".join(ExpiredJob._fields)} FROM {JOB}
+WHERE queue = %s AND state = 'pending' AND expires_at <= %s ORDER BY expires_at LIMIT %s
+"""
+REOPEN = f"UPDATE {JOB} SET state = 'pending', {LET_GO}, errors = %s, last_error = %s WHERE id = %s"
+CLOSE = f"""
+UPDATE {JOB} SET state = 'dead', {LET_GO}, finished_at = %s, errors = %s, last_error = %s WHERE id = %s
+"""
+CANCEL = f"""
+UPDATE {JOB} SET state = 'cancelled', {LET_GO}, finished_at = %s WHERE id = %s AND state IN ('pending', 'processing')
+"""
+# OR IGNORE: a taken unique key leaves the row as it is, and the transaction whole.
+REQUEUE = f"""
+UPDATE OR IGNORE {JOB} SET state = 'pending', run_at = %s, attempts = 0, expires_at = NULL, finished_at = NULL
+WHERE id = %s AND state IN ('dead', 'cancelled')
+"""
+RUN_NOW = f"UPDATE {JOB} SET run_at = %s WHERE id = %s AND state = 'pending' AND run_at > %s"
+PRUNE = f"""
+DELETE FROM {JOB} WHERE id IN (
+  SELECT id FROM {JOB} WHERE finished_at IS NOT NULL AND state = %s AND finished_at <= %s
+  ORDER BY finished_at LIMIT %s
+)
+"""
+
+# SELECT DISTINCT would read a whole index; this takes one step for each queue there is.
+LIVE_QUEUES = " UNION ".join(
+    f"""
+SELECT queue FROM (
+  WITH RECURSIVE step(queue) AS (
+    SELECT min(queue) FROM {JOB} WHERE state = '{state}'
+    UNION ALL
+    SELECT (SELECT min(queue) FROM {JOB} WHERE state = '{state}' AND queue > step.queue)
+    FROM step WHERE step.queue IS NOT NULL
+  )
+  SELECT queue FROM step WHERE queue IS NOT NULL
+)"""
+    for state in ("pending", "processing")
+)
+
+NEXT_CLAIM_AT = f"""
+SELECT min(moment) FROM (
+  SELECT (
+    WITH RECURSIVE level(priority) AS (
+      SELECT max(priority) FROM {JOB} WHERE queue = %(queue)s AND state = 'pending'
+      UNION ALL
+      SELECT (
+        SELECT max(priority) FROM {JOB}
+        WHERE queue = %(queue)s AND state = 'pending' AND priority < level.priority
+      ) FROM level WHERE level.priority IS NOT NULL
+    )
+    SELECT min((
+      SELECT min(run_at) FROM {JOB}
+      WHERE queue = %(queue)s AND state = 'pending' AND priority = level.priority
+    )) FROM level
+  ) AS moment
+  UNION ALL
+  SELECT min(lease_expires_at) FROM {JOB} WHERE queue = %(queue)s AND state = 'processing'
+)
+"""
+
+# Each branch is answered by one partial index; over the table it would read every payload.
+COUNT_QUEUES = f"""
+SELECT queue, sum(pending), sum(processing), sum(completed), sum(dead), sum(cancelled), sum(due), min(oldest_due)
+FROM (
+  SELECT queue, count(*) AS pending, 0 AS processing, 0 AS completed, 0 AS dead, 0 AS cancelled,
+    sum(run_at <= %(now)s) AS due, min(CASE WHEN run_at <= %(now)s THEN run_at END) AS oldest_due
+  FROM {JOB} WHERE state = 'pending' GROUP BY queue
+  UNION ALL
+  SELECT queue, 0, count(*), 0, 0, 0, 0, NULL FROM {JOB} WHERE state = 'processing' GROUP BY queue
+  UNION ALL
+  SELECT queue, 0, 0, sum(state = 'completed'), sum(state = 'dead'), sum(state = 'cancelled'), 0, NULL
+  FROM {JOB} WHERE finished_at IS NOT NULL GROUP BY queue
+) GROUP BY queue ORDER BY queue
+"""
+
+FREE_LAPSED_LOCK = f"DELETE FROM {LOCK} WHERE name = %s AND expires_at <= %s"
+INSERT_LOCK = f"""
+INSERT INTO {LOCK} (name, owner, acquired_at, expires_at) VALUES (%s, %s, %s, %s) ON CONFLICT DO NOTHING
+"""
+
+DUE_SCHEDULES = f"""
+SELECT {", ".join(StoredSchedule._fields)} FROM {SCHEDULE}
+WHERE enabled AND next_fire_at <= %s ORDER BY next_fire_at
+"""
+MOVE_SCHEDULE = f"UPDATE {SCHEDULE} SET next_fire_at = %s, last_fire_at = %s, updated_at = %s WHERE id = %s"
+PAUSE_BROKEN = f"UPDATE {SCHEDULE} SET enabled = 0, last_error = %s, updated_at = %s WHERE id = %s"
+
+
+@lru_cache(maxsize=256)
+def _ack_text(count: int, *, delete: bool) -> str:
+    """The text that finishes `count` claims at once. Row values against a VALUES list would scan the table."""
+    held = f"({HELD})"
+    action = (
+        f"DELETE FROM {JOB}"
+        if delete
+        else f"UPDATE {JOB} SET state = 'completed', {LET_GO}, finished_at = %s"
+    )
+    return f"{action} WHERE {' OR '.join([held] * count)} RETURNING id"
+
+
+_MAX_ACKS = 100
+"""Claims in one statement: three variables each, and SQLite's own limit was 999 for a long time."""
+
+
+class DataVersion:
+    """`PRAGMA data_version` on a connection of its own: it changes when any other connection has committed."""
+
+    def __init__(self, using: str) -> None:
+        # Not the thread's own connection, whose commits it could not see. It lives as long as the runtime,
+        # which also keeps each close of another connection from being the last, which would checkpoint.
+        self._wrapper = connections.create_connection(using)
+        self._wrapper.inc_thread_sharing()
+        self._in_memory = self._wrapper.is_in_memory_db()  # type: ignore[attr-defined]
+        self._connect()
+
+    def _connect(self) -> None:
+        self._wrapper.connect()
+        raw: sqlite3.Connection = self._wrapper.connection
+        # Told "busy" at once rather than made to wait: that somebody is writing is news enough.
+        raw.execute("PRAGMA busy_timeout = 0")
+        self._raw = raw
+
+    def version(self) -> object:
+        try:
+            return self._raw.execute("PRAGMA data_version").fetchone()[0]
+        except sqlite3.OperationalError:
+            return object()
+
+    def watched_file(self) -> str | None:
+        return None if self._in_memory else str(self._wrapper.settings_dict["NAME"])
+
+    def close(self) -> None:
+        self._wrapper.close()
+
+
+class SQLite(Dialect):
+    """SQLite 3.35 or newer: one writer, a lock for the whole file, a snapshot for each reader."""
+
+    def take_writer_lock(
+        self, connection: BaseDatabaseWrapper, cursor: CursorWrapper, *, fresh: bool
+    ) -> None:
+        # BEGIN IMMEDIATE and BEGIN EXCLUSIVE have taken it; a deferred BEGIN has taken nothing.
+        if not (fresh and connection.transaction_mode in ("IMMEDIATE", "EXCLUSIVE")):  # type: ignore[attr-defined]
+            cursor.execute(TAKE_WRITER_LOCK)
+
+    def is_contention(self, error: OperationalError) -> bool:
+        code = getattr(error.__cause__, "sqlite_errorcode", None)
+        return code is not None and code & 0xFF in (sqlite3.SQLITE_BUSY, sqlite3.SQLITE_LOCKED)
+
+    def busy_timeout(self, connection: BaseDatabaseWrapper) -> float:
+        return float(connection.settings_dict["OPTIONS"].get("timeout", 5.0))
+
+    def change(self, using: str) -> Change:
+        return DataVersion(using)
+
+    def insert_job(self, cursor: CursorWrapper, job: NewJob) -> int | None:
+        cursor.execute(INSERT_JOB, job)
+        return cursor.lastrowid if cursor.rowcount == 1 else None
+
+    def insert_jobs(self, cursor: CursorWrapper, jobs: Sequence[NewJob]) -> list[int]:
+        cursor.executemany(INSERT_JOB, jobs)
+        # AUTOINCREMENT under the writer lock counts up by one, so the last id tells them all.
+        last = cursor.execute("SELECT last_insert_rowid()").fetchone()[0]  # type: ignore[union-attr]
+        return list(range(last - len(jobs) + 1, last + 1))
+
+    def claim(
+        self, cursor: CursorWrapper, queue: str, worker_id: str, limit: int, now: int
+    ) -> list[ClaimedJob]:
+        claimed: list[ClaimedJob] = []
+        # One statement claims from one priority; a batch may reach into the next.
+        while len(claimed) < limit:
+            cursor.execute(
+                CLAIM, {"queue": queue, "worker_id": worker_id, "limit": limit - len(claimed), "now": now}
+            )
+            rows = cursor.fetchall()
+            if not rows:
+                break
+            # RETURNING promises no order.
+            claimed.extend(sorted(map(ClaimedJob._make, rows), key=lambda job: (job.run_at, job.id)))
+        return claimed
+
+    def ack(self, cursor: CursorWrapper, claims: Sequence[Claim], now: int, *, delete: bool) -> set[int]:
+        acked: set[int] = set()
+        for start in range(0, len(claims), _MAX_ACKS):
+            some = claims[start : start + _MAX_ACKS]
+            params: list[int] = [] if delete else [now]
+            for job_id, fence in some:
+                params += (job_id, fence, now)
+            cursor.execute(_ack_text(len(some), delete=delete), params)
+            acked.update(row[0] for row in cursor.fetchall())
+        return acked
+
+    def retry(
+        self, cursor: CursorWrapper, claim: Claim, now: int, run_at: int, errors: str, last_error: str
+    ) -> bool:
+        return _took_effect(cursor, RETRY, (run_at, errors, last_error, *claim, now))
+
+    def bury(self, cursor: CursorWrapper, claim: Claim, now: int, errors: str, last_error: str) -> bool:
+        return _took_effect(cursor, BURY, (errors, last_error, now, *claim, now))
+
+    def give_back(self, cursor: CursorWrapper, claim: Claim, now: int, run_at: int | None) -> bool:
+        return _took_effect(cursor, GIVE_BACK, (run_at, *claim, now))
+
+    def renew(self, cursor: CursorWrapper, claim: Claim, now: int, lease_expires_at: int) -> bool:
+        return _took_effect(cursor, RENEW, (lease_expires_at, *claim, now))
+
+    def lapsed(self, cursor: CursorWrapper, queue: str, now: int, limit: int) -> list[LapsedJob]:
+        cursor.execute(LAPSED, (queue, now, limit))
+        return [LapsedJob._make(row) for row in cursor.fetchall()]
+
+    def expired(self, cursor: CursorWrapper, queue: str, now: int, limit: int) -> list[ExpiredJob]:
+        cursor.execute(EXPIRED, (queue, now, limit))
+        return [ExpiredJob._make(row) for row in cursor.fetchall()]
+
+    def reopen(self, cursor: CursorWrapper, changes: Iterable[tuple[str, str, int]]) -> None:
+        cursor.executemany(REOPEN, list(changes))
+
+    def close(self, cursor: CursorWrapper, now: int, changes: Iterable[tuple[str, str, int]]) -> None:
+        cursor.executemany(CLOSE, [(now, *change) for change in changes])
+
+    def cancel(self, cursor: CursorWrapper, job_id: int, now: int) -> bool:
+        return _took_effect(cursor, CANCEL, (now, job_id))
+
+    def requeue(self, cursor: CursorWrapper, job_id: int, now: int) -> bool:
+        return _took_effect(cursor, REQUEUE, (now, job_id))
+
+    def run_now(self, cursor: CursorWrapper, job_id: int, now: int) -> bool:
+        return _took_effect(cursor, RUN_NOW, (now, job_id, now))
+
+    def prune(self, cursor: CursorWrapper, state: str, before: int, limit: int) -> int:
+        cursor.execute(PRUNE, (state, before, limit))
+        return cursor.rowcount
+
+    def live_queues(self, cursor: CursorWrapper) -> list[str]:
+        cursor.execute(LIVE_QUEUES)
+        return [row[0] for row in cursor.fetchall()]
+
+    def next_claim_at(self, cursor: CursorWrapper, queue: str) -> int | None:
+        cursor.execute(NEXT_CLAIM_AT, {"queue": queue})
+        row = cursor.fetchone()
+        return None if row is None else row[0]
+
+    def count_queues(self, cursor: CursorWrapper, now: int) -> list[QueueCounts]:
+        cursor.execute(COUNT_QUEUES, {"now": now})
+        return [QueueCounts._make(row) for row in cursor.fetchall()]
+
+    def acquire_lock(
+        self, cursor: CursorWrapper, name: str, owner: str, now: int, expires_at: int
+    ) -> int | None:
+        cursor.execute(FREE_LAPSED_LOCK, (name, now))
+        cursor.execute(INSERT_LOCK, (name, owner, now, expires_at))
+        return cursor.lastrowid if cursor.rowcount == 1 else None
+
+    def due_schedules(self, cursor: CursorWrapper, now: int) -> list[StoredSchedule]:
+        cursor.execute(DUE_SCHEDULES, (now,))
+        return [StoredSchedule._make(row) for row in cursor.fetchall()]
+
+    def move_schedule(
+        self, cursor: CursorWrapper, schedule_id: int, now: int, next_fire_at: int, last_fire_at: int
+    ) -> None:
+        cursor.execute(MOVE_SCHEDULE, (next_fire_at, last_fire_at, now, schedule_id))
+
+    def pause_broken(self, cursor: CursorWrapper, schedule_id: int, now: int, error: str) -> None:
+        cursor.execute(PAUSE_BROKEN, (error, now, schedule_id))
+
+
+def _took_effect(cursor: CursorWrapper, text: str, params: tuple[Any, ...]) -> bool:
+    cursor.execute(text, params)
+    return cursor.rowcount == 1

@@ -1,0 +1,119 @@
+"""The one place that begins a transaction, waits in line for the writer lock, and asks whether one is open.
+
+A write is retried only when it is ours alone: by the error's code, for no longer than the database's own busy
+timeout, and never inside a caller's transaction, which is the caller's to repeat.
+"""
+
+import random
+import time
+from collections.abc import Callable
+from typing import TypeVar
+
+from django.db import OperationalError, connections, router, transaction
+from django.db.backends.base.base import BaseDatabaseWrapper
+from django.db.backends.utils import CursorWrapper
+
+from django_alkstore import clock, conf
+from django_alkstore.dialects import dialect_of
+from django_alkstore.exceptions import TransactionRequired
+from django_alkstore.models import Job
+
+T = TypeVar("T")
+
+_random = random.Random()
+_sleep = time.sleep
+_LONGEST_WAIT = 0.032
+"""Seconds. SQLite's own waits grow to 0.1 s and starve whoever has waited longest."""
+
+
+def resolve_alias(using: str | None) -> str:
+    """The database that a call is about: the caller's word, the setting's, or the routers'."""
+    return using or conf.settings().database or router.db_for_write(Job)
+
+
+def is_open(connection: BaseDatabaseWrapper) -> bool:
+    """Is a transaction of the caller's open: an `atomic` block, or `set_autocommit(False)`?"""
+    return connection.in_atomic_block or not connection.get_autocommit()
+
+
+def require_open(using: str, what: str) -> None:
+    """Raise `TransactionRequired` unless a transaction is open on this very database."""
+    if not is_open(connections[using]):
+        others = [c.alias for c in connections.all(initialized_only=True) if c.in_atomic_block]
+        hint = f"; the open one is on {', '.join(map(repr, others))}" if others else ""
+        raise TransactionRequired(
+            f"{what} joins the caller's transaction, and none is open on the database {using!r}{hint}. "
+            "Call it inside transaction.atomic()"
+        )
+
+
+def refuse_open(using: str, what: str) -> None:
+    """Raise `RuntimeError` inside a transaction; one that `TestCase` opened does not count, as for `durable`."""
+    connection = connections[using]
+    blocks = connection.atomic_blocks
+    from_testcase = bool(blocks) and blocks[-1]._from_testcase  # type: ignore[attr-defined]
+    if is_open(connection) and not from_testcase:
+        raise RuntimeError(
+            f"{what} cannot run inside an open transaction: its lease would be seen by nobody before the commit"
+        )
+
+
+def mark_for_rollback(using: str) -> None:
+    """Let the whole open transaction roll back at its end, also where the error that said so is caught.
+
+    `set_rollback` marks the innermost block, whose savepoint would then end the matter. A block without a
+    savepoint hands the mark on to the one around it, so that is what the inner ones are made.
+    """
+    connection = connections[using]
+    if not connection.in_atomic_block:
+        connection.rollback()
+        return
+    own = sum(not block._from_testcase for block in connection.atomic_blocks)  # type: ignore[attr-defined]
+    for position in range(1, own):
+        connection.savepoint_ids[-position] = None  # type: ignore[call-overload]
+    connection.set_rollback(True)
+
+
+def write_statement(using: str, statement: Callable[[CursorWrapper], T]) -> T:
+    """Run one writing statement: in the caller's transaction if one is open, else by itself in autocommit."""
+    connection = connections[using]
+
+    def run() -> T:
+        with connection.cursor() as cursor:
+            return statement(cursor)
+
+    return run() if is_open(connection) else _wait_in_line(connection, run)
+
+
+def write_transaction(using: str, body: Callable[[CursorWrapper], T]) -> T:
+    """Run `body` in one transaction with the writer lock held from its start, so that it may read and then write.
+
+    In the caller's transaction, where one is open, `body` runs under a savepoint: all of it or nothing.
+    `body` may be called again after contention and must have no effect outside the database.
+    """
+    connection = connections[using]
+    dialect = dialect_of(connection)
+    nested = is_open(connection)
+
+    def run() -> T:
+        with transaction.atomic(using=using), connection.cursor() as cursor:
+            dialect.take_writer_lock(connection, cursor, fresh=not nested)
+            return body(cursor)
+
+    return run() if nested else _wait_in_line(connection, run)
+
+
+def _wait_in_line(connection: BaseDatabaseWrapper, run: Callable[[], T]) -> T:
+    """Repeat `run` while others hold the writer lock, with short random waits, until the busy timeout is over."""
+    started = clock.monotonic()
+    tries = 0
+    while True:
+        try:
+            return run()
+        except OperationalError as error:
+            dialect = dialect_of(connection)
+            waited = clock.monotonic() - started
+            if not dialect.is_contention(error) or waited >= dialect.busy_timeout(connection):
+                raise
+        tries += 1
+        _sleep(_random.uniform(0, min(_LONGEST_WAIT, 0.001 * 2**tries)))

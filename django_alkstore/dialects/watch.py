@@ -1,0 +1,132 @@
+"""Waiting to be told: of a commit by anybody, of a bell rung in this process, or of a deadline.
+
+The database is asked whether anything was committed (`Change.version`), which is cheap but not free. *When* to
+ask is told by the kernel where it can (inotify, on the file's directory, since the journal files come and go;
+the database file itself is never opened here: closing any descriptor of it would drop this process's locks on
+it). The event comes a moment before the commit can be seen, so the answer is asked for a few times in growing
+steps; the longest step is the fallback for an event that never came, and the whole method where there is no
+inotify.
+"""
+
+import selectors
+import socket
+import sys
+import time
+from pathlib import Path
+from types import TracebackType
+from typing import Any, Self
+
+from django.db import connections
+
+from django_alkstore import clock
+from django_alkstore.dialects import dialect_of
+
+TOLD = 1.0
+"""Seconds between looks where the kernel tells of writes: the price of a missed event."""
+POLLED = 0.02
+"""Seconds between looks where it does not."""
+FIRST_STEP = 0.0001
+_SELECTABLE = 0.001
+"""Seconds. `epoll` waits in whole milliseconds; shorter steps are slept."""
+
+_sleep = time.sleep
+
+
+class Watch:
+    """Waits for one thread; any thread, and any signal handler, may ring its bell."""
+
+    def __init__(self, using: str) -> None:
+        self._change = dialect_of(connections[using]).change(using)
+        self._selector = selectors.DefaultSelector()
+        self._bell, self._ringer = socket.socketpair()
+        for end in (self._bell, self._ringer):
+            end.setblocking(False)
+        self._selector.register(self._bell, selectors.EVENT_READ)
+        self._name = ""
+        self._events: Any = self._watch_files()
+        self._longest_step = TOLD if self._events else POLLED
+        self._step = self._longest_step
+
+    def _watch_files(self) -> Any:
+        """The kernel's events for the database's directory, or `None` where there are none to be had."""
+        file = self._change.watched_file()
+        if file is None or sys.platform != "linux":
+            return None
+        from inotify_simple import INotify, flags  # noqa: PLC0415  there is none elsewhere
+
+        path = Path(file)
+        try:
+            events = INotify(nonblocking=True)
+            events.add_watch(
+                path.parent, flags.MODIFY | flags.CREATE | flags.DELETE | flags.MOVED_TO | flags.CLOSE_WRITE
+            )
+        except OSError:  # the kernel's limit of watches is reached: poll
+            return None
+        self._name = path.name
+        self._selector.register(events, selectors.EVENT_READ)
+        return events
+
+    def version(self) -> object:
+        """Pass it to `wait`: read it before looking at the database, so that nothing falls in between."""
+        return self._change.version()
+
+    def ring(self) -> None:
+        """End the current or the next `wait` at once."""
+        try:
+            self._ringer.send(b"\0")
+        except BlockingIOError:
+            return  # so many rings wait already that this one is heard with them
+
+    def wait(self, seen: object, timeout: float) -> bool:
+        """Wait at most `timeout` seconds for a commit since `seen`, or the bell; was there a commit?"""
+        deadline = clock.monotonic() + timeout
+        while True:
+            if self._change.version() != seen:
+                self._step = FIRST_STEP if self._events is None else self._longest_step
+                return True
+            left = deadline - clock.monotonic()
+            if left <= 0 or self._pause(min(left, self._step)):
+                return False
+
+    def _pause(self, seconds: float) -> bool:
+        """Wait one step, or for the first event; was it the bell?"""
+        self._step = min(self._step * 2, self._longest_step)
+        if seconds < _SELECTABLE:
+            _sleep(seconds)
+            seconds = 0
+        for key, _ in self._selector.select(seconds):
+            if key.fileobj is self._bell:
+                self._drain_bell()
+                return True
+            if self._told_of_our_file():
+                self._step = FIRST_STEP
+        return False
+
+    def _drain_bell(self) -> None:
+        try:
+            while self._bell.recv(4096):
+                continue
+        except BlockingIOError:
+            return
+
+    def _told_of_our_file(self) -> bool:
+        # The events' order and kind say nothing that the database itself does not say better.
+        return any(
+            not event.name or event.name.startswith(self._name) for event in self._events.read(timeout=0)
+        )
+
+    def close(self) -> None:
+        self._selector.close()
+        self._bell.close()
+        self._ringer.close()
+        if self._events is not None:
+            self._events.close()
+        self._change.close()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        self.close()

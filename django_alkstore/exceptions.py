@@ -1,0 +1,127 @@
+"""Every error of the library. Each docstring says when it is raised; the attributes carry the data.
+
+Ordinary outcomes (nothing to claim, a lease that was lost) are return values and not errors.
+"""
+
+from datetime import datetime, timedelta
+
+__all__ = [
+    "AlkstoreError",
+    "Discard",
+    "DuplicateJob",
+    "InvalidName",
+    "InvalidOption",
+    "InvalidPayload",
+    "InvalidSpec",
+    "LeadershipLost",
+    "LeaseLost",
+    "LockHeld",
+    "LockLost",
+    "ReservedName",
+    "Retry",
+    "Snooze",
+    "TransactionRequired",
+]
+
+
+class AlkstoreError(Exception):
+    """The parent of every error of this library."""
+
+
+class InvalidName(AlkstoreError, ValueError):
+    """A queue, lock, schedule or outbox name breaks the name rule. The message says which character or length."""
+
+
+class ReservedName(InvalidName):
+    """A name begins with `__alkstore_`, which belongs to the library."""
+
+
+class InvalidPayload(AlkstoreError, TypeError):
+    """A payload is not JSON, or is too large. The message says where in the payload."""
+
+
+class InvalidOption(AlkstoreError, ValueError):
+    """An option is out of range or of the wrong kind. The message names the option and the value."""
+
+
+class InvalidSpec(AlkstoreError, ValueError):
+    """A schedule's spec is outside the grammar, or its first boundary is past what a date can hold."""
+
+
+class TransactionRequired(AlkstoreError, RuntimeError):
+    """A function that joins the caller's transaction was called outside one, or on another database's."""
+
+
+class DuplicateJob(AlkstoreError):
+    """A live job of the queue has this unique key already: `.queue`, `.unique_key`, `.job_id`."""
+
+    def __init__(self, queue: str, unique_key: str, job_id: int) -> None:
+        super().__init__(f"queue {queue!r} has a live job with the unique key {unique_key!r}: job {job_id}")
+        self.queue = queue
+        self.unique_key = unique_key
+        self.job_id = job_id
+
+
+class LeaseLost(AlkstoreError):
+    """The lease on a job ran out, or was taken, before `ack_tx`; the transaction must roll back: `.job_id`."""
+
+    def __init__(self, job_id: int) -> None:
+        super().__init__(f"the lease on job {job_id} was lost; its transaction is rolled back")
+        self.job_id = job_id
+
+
+class LockHeld(AlkstoreError):
+    """The lock is held: `.name`, `.owner` and `.expires_at` of its holder."""
+
+    def __init__(self, name: str, owner: str | None, expires_at: datetime | None) -> None:
+        until = "" if expires_at is None else f" until {expires_at.isoformat(timespec='seconds')}"
+        super().__init__(f"lock {name!r} is held by {owner or 'another owner'}{until}")
+        self.name = name
+        self.owner = owner
+        self.expires_at = expires_at
+
+
+class LockLost(AlkstoreError):
+    """A `with` block ended without its lock, which had lapsed or been taken: `.name`."""
+
+    def __init__(self, name: str) -> None:
+        super().__init__(
+            f"lock {name!r} was lost before the end of its block, which ran unprotected from then on"
+        )
+        self.name = name
+
+
+class LeadershipLost(AlkstoreError):
+    """Another scheduler leads: this one could not take the leadership, or has lost it. It fired nothing since."""
+
+
+def _describe_delay(delay: float | timedelta | None) -> str:
+    if delay is None:
+        return ""
+    return f"in {delay.total_seconds() if isinstance(delay, timedelta) else delay:g} s"
+
+
+class Retry(AlkstoreError):
+    """Raised by a handler: this attempt failed; try again after `delay` seconds (default: the backoff curve).
+
+    With no attempts left the job becomes dead, with `reason` as its error.
+    """
+
+    def __init__(self, reason: str = "", *, delay: float | timedelta | None = None) -> None:
+        super().__init__(reason or f"retry asked for {_describe_delay(delay)}".rstrip())
+        self.delay = delay
+
+
+class Discard(AlkstoreError):
+    """Raised by a handler: give up at once. The job becomes dead with `reason`, whatever attempts are left."""
+
+    def __init__(self, reason: str = "discarded") -> None:
+        super().__init__(reason)
+
+
+class Snooze(AlkstoreError):
+    """Raised by a handler: run again after `delay` seconds. This attempt is not counted."""
+
+    def __init__(self, delay: float | timedelta) -> None:
+        super().__init__(f"snoozed {_describe_delay(delay)}")
+        self.delay = delay

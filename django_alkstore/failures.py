@@ -1,0 +1,93 @@
+"""A failed attempt as it is kept on the job: safe text, bounded, in a bounded list."""
+
+import json
+import traceback
+from datetime import datetime
+from typing import Any, TypedDict
+
+MAX_ERRORS = 20
+MAX_TEXT = 10_000
+_MARK = " … [cut] … "
+NO_ERRORS = "[]"
+
+LEASE_EXPIRED = "lease expired"
+EXPIRED = "expired"
+TIME_LIMIT = "time limit"
+
+
+class Failure(TypedDict):
+    """One entry of `Job.errors`."""
+
+    attempt: int
+    at: str
+    """ISO 8601 in UTC."""
+    error: str
+    traceback: str
+    """Empty where the failure was not an exception."""
+
+
+def describe(error: object) -> tuple[str, str]:
+    """`error` (a string or an exception) as two texts that any database can hold: the error, its traceback."""
+    if isinstance(error, BaseException):
+        return _cut_end(_clean(_exception_line(error))), _cut_middle(_clean(_format_traceback(error)))
+    return _cut_end(_clean(error if isinstance(error, str) else repr(error))), ""
+
+
+def failure(attempt: int, at: datetime, error: str, traceback_text: str = "") -> Failure:
+    return {"attempt": attempt, "at": at.isoformat(), "error": error, "traceback": traceback_text}
+
+
+def append(history: str, entry: Failure) -> str:
+    """The stored list `history` with `entry` behind it: the last `MAX_ERRORS`, as JSON text.
+
+    A list that cannot be read (something else wrote it) is kept as an entry's text, so that it is not lost.
+    """
+    try:
+        entries = json.loads(history)
+        if not isinstance(entries, list):
+            raise TypeError("not a list")
+    except (TypeError, ValueError, RecursionError):
+        unreadable: dict[str, Any] = {
+            **entry,
+            "error": f"unreadable history: {_cut_end(_clean(str(history)))}",
+        }
+        entries = [unreadable | {"traceback": ""}]
+    return json.dumps([*entries, entry][-MAX_ERRORS:], ensure_ascii=False)
+
+
+def _exception_line(error: BaseException) -> str:
+    name = type(error).__name__
+    try:
+        text = str(error)
+    except BaseException:  # noqa: BLE001  a handler's exception may do anything when asked for its text
+        return f"{name}: <its message cannot be read>"
+    return f"{name}: {text}" if text else name
+
+
+def _format_traceback(error: BaseException) -> str:
+    try:
+        return "".join(traceback.format_exception(error))
+    except BaseException as broken:  # noqa: BLE001  as above: any of the chain's exceptions may be hostile
+        return f"{type(error).__name__}: its traceback cannot be formatted ({type(broken).__name__})"
+
+
+def _clean(text: str) -> str:
+    """Replace what some database or terminal cannot hold: NUL and lone surrogates."""
+    text = text.replace("\x00", "\N{REPLACEMENT CHARACTER}")
+    try:
+        text.encode()
+    except UnicodeEncodeError:
+        return "".join("\N{REPLACEMENT CHARACTER}" if "\ud800" <= c <= "\udfff" else c for c in text)
+    return text
+
+
+def _cut_end(text: str) -> str:
+    return text if len(text) <= MAX_TEXT else text[: MAX_TEXT - len(_MARK)] + _MARK
+
+
+def _cut_middle(text: str) -> str:
+    """Keep both ends: a traceback says where it started at the top and what happened at the bottom."""
+    if len(text) <= MAX_TEXT:
+        return text
+    half = (MAX_TEXT - len(_MARK)) // 2
+    return text[:half] + _MARK + text[-half:]

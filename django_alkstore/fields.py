@@ -1,0 +1,80 @@
+"""Columns that read the same on every database and under every project's settings."""
+
+from datetime import datetime
+from typing import TYPE_CHECKING, Any
+
+from django.core.exceptions import ValidationError
+from django.db import models
+from django.db.backends.base.base import BaseDatabaseWrapper
+from django.utils.dateparse import parse_datetime
+
+from django_alkstore.clock import from_us, to_us
+from django_alkstore.payloads import dumps, read_payload
+
+if TYPE_CHECKING:
+    _Instant = models.Field[datetime | int | None, datetime | None]
+    _JSON = models.Field[Any, Any]
+else:  # Django's own Field takes no type arguments
+    _Instant = _JSON = models.Field
+
+
+class InstantField(_Instant):
+    """A moment: microseconds since the epoch in the database, an aware datetime in UTC in Python.
+
+    `DateTimeField` stores local time under `USE_TZ=False`, where a lease would jump an hour twice a year.
+    """
+
+    description = "A moment, as microseconds since the epoch"
+
+    def get_internal_type(self) -> str:
+        return "BigIntegerField"
+
+    def from_db_value(self, value: Any, expression: Any, connection: BaseDatabaseWrapper) -> datetime | None:
+        return None if value is None else from_us(value)
+
+    def to_python(self, value: Any) -> datetime | None:
+        if isinstance(value, str):
+            parsed = parse_datetime(value)
+            if parsed is None:
+                raise ValidationError(f"{value!r} is not an ISO 8601 date and time.")
+            value = parsed
+        if isinstance(value, int):
+            return from_us(value)
+        if isinstance(value, datetime) and value.utcoffset() is None:
+            raise ValidationError(f"{value!r} has no time zone.")
+        return value  # type: ignore[no-any-return]  None or an aware datetime
+
+    def get_prep_value(self, value: Any) -> Any:
+        value = super().get_prep_value(value)
+        if isinstance(value, (datetime, str)):
+            moment = self.to_python(value)
+            return None if moment is None else to_us(moment)
+        return value
+
+    def value_to_string(self, obj: models.Model) -> str:
+        value = self.value_from_object(obj)
+        return "" if value is None else value.isoformat()
+
+
+class JSONTextField(_JSON):
+    """JSON as text, decoded on reading.
+
+    Not Django's `JSONField`: its check lets SQLite's own parser decide what JSON is, and that parser stops at
+    a nesting depth that Python's passes, and knows neither our size limit nor our error messages.
+    """
+
+    description = "A JSON value, as text"
+
+    def get_internal_type(self) -> str:
+        return "TextField"
+
+    def from_db_value(self, value: Any, expression: Any, connection: BaseDatabaseWrapper) -> Any:
+        return None if value is None else read_payload(value)
+
+    def get_db_prep_value(self, value: Any, connection: BaseDatabaseWrapper, prepared: bool = False) -> Any:
+        if hasattr(value, "as_sql"):
+            return value
+        return dumps(value)
+
+    def value_to_string(self, obj: models.Model) -> str:
+        return dumps(self.value_from_object(obj))

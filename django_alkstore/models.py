@@ -1,0 +1,172 @@
+"""The three tables. Rows are read here and written by the services alone."""
+
+from datetime import datetime
+from typing import TYPE_CHECKING
+
+from django.db import models
+from django.db.models import CheckConstraint, Index, Q, UniqueConstraint
+
+from django_alkstore import names
+from django_alkstore.fields import InstantField, JSONTextField
+
+if TYPE_CHECKING:
+    from django_stubs_ext.db.models import TypedModelMeta
+else:
+    TypedModelMeta = object
+
+
+class State(models.TextChoices):
+    """Where a job is in its life. docs/lifecycle.md says who moves it."""
+
+    PENDING = "pending", "Pending"  # waits for its run_at, then for a worker
+    PROCESSING = "processing", "Processing"  # leased to a worker
+    COMPLETED = "completed", "Completed"  # acked
+    DEAD = "dead", "Dead"  # out of attempts, given up by its handler, or expired
+    CANCELLED = "cancelled", "Cancelled"  # cancelled by somebody
+
+
+LIVE_STATES = (State.PENDING, State.PROCESSING)
+FINISHED_STATES = (State.COMPLETED, State.DEAD, State.CANCELLED)
+
+
+class JobQuerySet(models.QuerySet["Job"]):
+    """Reading only; state changes are services."""
+
+    def live(self) -> "JobQuerySet":
+        return self.filter(state__in=LIVE_STATES)
+
+    def due(self, now: datetime) -> "JobQuerySet":
+        return self.filter(state=State.PENDING, run_at__lte=now)
+
+
+class Job(models.Model):
+    """One piece of work, for its whole life. Durations are in seconds."""
+
+    id = models.BigAutoField(primary_key=True)
+    queue = models.CharField(max_length=names.MAX_QUEUE_LENGTH)
+    payload = JSONTextField()
+    state = models.CharField(max_length=10, choices=State.choices, default=State.PENDING)
+    priority = models.IntegerField(default=0, help_text="Higher goes first.")
+    run_at = InstantField(help_text="Due from this moment on.")
+    attempts = models.PositiveIntegerField(default=0, help_text="Claims that count against the maximum.")
+    max_attempts = models.PositiveIntegerField()
+    visibility_timeout = models.FloatField(help_text="How long a claim is leased, in seconds.")
+    backoff_base = models.FloatField(help_text="The first wait after a failure, in seconds.")
+    expires_at = InstantField(null=True, help_text="Not delivered from this moment on.")
+    fence = models.PositiveBigIntegerField(default=0, help_text="Grows with each claim; names the claim.")
+    worker_id = models.CharField(max_length=255, null=True, help_text="Who holds the lease.")
+    lease_expires_at = InstantField(null=True)
+    unique_key = models.CharField(
+        max_length=255, null=True, help_text="At most one live job of the queue has it."
+    )
+    schedule = models.CharField(
+        max_length=names.MAX_LENGTH, null=True, help_text="The schedule that fired it."
+    )
+    fire_at = InstantField(null=True, help_text="The boundary that it was fired for.")
+    errors = JSONTextField(default=list)
+    last_error = models.TextField(null=True)
+    created_at = InstantField()
+    finished_at = InstantField(null=True)
+
+    objects = JobQuerySet.as_manager()
+
+    class Meta(TypedModelMeta):
+        constraints = [
+            CheckConstraint(
+                condition=Q(state__in=[*LIVE_STATES, *FINISHED_STATES]), name="alkstore_job_state"
+            ),
+            CheckConstraint(
+                condition=Q(state=State.PROCESSING, lease_expires_at__isnull=False, worker_id__isnull=False)
+                | (~Q(state=State.PROCESSING) & Q(lease_expires_at__isnull=True, worker_id__isnull=True)),
+                name="alkstore_job_leased_while_processing",
+            ),
+            CheckConstraint(
+                condition=Q(state__in=FINISHED_STATES, finished_at__isnull=False)
+                | Q(state__in=LIVE_STATES, finished_at__isnull=True),
+                name="alkstore_job_finished_at_when_finished",
+            ),
+            CheckConstraint(condition=Q(max_attempts__gte=1), name="alkstore_job_max_attempts"),
+            UniqueConstraint(
+                fields=["queue", "unique_key"],
+                condition=Q(state__in=LIVE_STATES, unique_key__isnull=False),
+                name="alkstore_job_live_unique_key",
+            ),
+            UniqueConstraint(
+                fields=["schedule", "fire_at"],
+                condition=Q(schedule__isnull=False, fire_at__isnull=False),
+                name="alkstore_job_schedule_boundary",
+            ),
+        ]
+        indexes = [
+            # The claim's order. The row id closes it, as it closes every index.
+            Index(
+                fields=["queue", "-priority", "run_at"],
+                condition=Q(state=State.PENDING),
+                name="alkstore_job_claim",
+            ),
+            Index(
+                fields=["queue", "lease_expires_at"],
+                condition=Q(state=State.PROCESSING),
+                name="alkstore_job_lease",
+            ),
+            Index(
+                fields=["queue", "expires_at"],
+                condition=Q(state=State.PENDING, expires_at__isnull=False),
+                name="alkstore_job_expiry",
+            ),
+            # For pruning; with the queue, counting the finished needs no table.
+            Index(
+                fields=["state", "finished_at", "queue"],
+                condition=Q(finished_at__isnull=False),
+                name="alkstore_job_finished",
+            ),
+        ]
+
+    def __str__(self) -> str:
+        return f"job {self.pk} in {names.describe_queue(self.queue)}"
+
+
+class Lock(models.Model):
+    """A held lock, or one that has lapsed. Releasing deletes the row.
+
+    The token is the key, and SQLite's AUTOINCREMENT never gives a number twice: it grows with each
+    acquisition, past every deletion, with no row left behind for a free lock.
+    """
+
+    token = models.BigAutoField(primary_key=True)
+    name = models.CharField(max_length=names.MAX_LENGTH, unique=True)
+    owner = models.CharField(max_length=255)
+    acquired_at = InstantField()
+    expires_at = InstantField()
+
+    def __str__(self) -> str:
+        return f"lock {self.name}"
+
+
+class Schedule(models.Model):
+    """What is due when. An option that is NULL takes the queue's default when a job is fired."""
+
+    id = models.BigAutoField(primary_key=True)
+    name = models.CharField(max_length=names.MAX_LENGTH, unique=True)
+    spec = models.TextField()
+    queue = models.CharField(max_length=names.MAX_LENGTH)
+    payload = JSONTextField()
+    priority = models.IntegerField(default=0)
+    max_attempts = models.PositiveIntegerField(null=True)
+    visibility_timeout = models.FloatField(null=True, help_text="Seconds.")
+    backoff_base = models.FloatField(null=True, help_text="Seconds.")
+    expires_in = models.FloatField(null=True, help_text="Seconds from its tick.")
+    enabled = models.BooleanField(default=True)
+    next_fire_at = InstantField()
+    last_fire_at = InstantField(null=True, help_text="The last boundary that was fired.")
+    last_error = models.TextField(null=True, help_text="Why the library paused it.")
+    created_at = InstantField()
+    updated_at = InstantField()
+
+    class Meta(TypedModelMeta):
+        indexes = [
+            Index(fields=["next_fire_at"], condition=Q(enabled=True), name="alkstore_schedule_due"),
+        ]
+
+    def __str__(self) -> str:
+        return f"schedule {self.name}"

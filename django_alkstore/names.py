@@ -1,0 +1,60 @@
+"""The name rule, the reserved prefix, and the names derived from it."""
+
+import re
+from functools import lru_cache
+
+from django_alkstore.exceptions import InvalidName, ReservedName
+
+MAX_LENGTH = 128
+RESERVED_PREFIX = "__alkstore_"
+LEADERSHIP_LOCK = f"{RESERVED_PREFIX}scheduler"
+OUTBOX_PREFIX = f"{RESERVED_PREFIX}outbox:"
+MAX_QUEUE_LENGTH = len(OUTBOX_PREFIX) + MAX_LENGTH
+"""An outbox's queue is longer than its name: what the columns must hold."""
+
+_WELL_FORMED = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.\-:/@+]*", re.ASCII)
+_RULE = "ASCII letters, digits and . _ - : / @ +, the first a letter, digit or _"
+
+
+def validate_name(kind: str, name: object) -> str:
+    """Return `name` as a plain `str`, or raise `InvalidName` or `ReservedName`; `kind` is for the message."""
+    if not isinstance(name, str):
+        raise InvalidName(f"{kind} name must be a str, not {type(name).__name__}")
+    plain = name if type(name) is str else str.__str__(name)
+    _check(kind, plain)
+    return plain
+
+
+@lru_cache(maxsize=1024)
+def _check(kind: str, name: str) -> None:
+    """Raise what is wrong with `name`. Only a name that passes is remembered."""
+    if not name:
+        raise InvalidName(f"{kind} name is empty; it takes 1 to {MAX_LENGTH} characters")
+    if len(name) > MAX_LENGTH:
+        raise InvalidName(f"{kind} name has {len(name)} characters; at most {MAX_LENGTH} are allowed")
+    if not _WELL_FORMED.fullmatch(name):
+        matched = _WELL_FORMED.match(name)
+        position = matched.end() if matched else 0
+        raise InvalidName(
+            f"{kind} name {name!r} has {name[position]!a} at position {position}; allowed are {_RULE}"
+        )
+    if name.startswith(RESERVED_PREFIX):
+        raise ReservedName(
+            f"{kind} name {name!r} begins with {RESERVED_PREFIX!r}, which belongs to the library"
+        )
+
+
+def outbox_queue(outbox: str) -> str:
+    """The queue that holds an outbox's jobs."""
+    return OUTBOX_PREFIX + validate_name("outbox", outbox)
+
+
+def outbox_of(queue: str) -> str | None:
+    """The outbox whose queue this is, or `None` for an ordinary queue."""
+    return queue.removeprefix(OUTBOX_PREFIX) if queue.startswith(OUTBOX_PREFIX) else None
+
+
+def describe_queue(queue: str) -> str:
+    """A queue as people name it: `queue mail`, `outbox webhooks`."""
+    outbox = outbox_of(queue)
+    return f"queue {queue}" if outbox is None else f"outbox {outbox}"

@@ -1,0 +1,161 @@
+"""Strict JSON in and out: what goes in comes out, or the call raises and says where in the payload.
+
+Encoding runs in C; the walk in Python that finds the path of a bad value is only taken once something is
+known to be wrong, apart from one pass over the keys, which the encoder would quietly turn into strings.
+"""
+
+import json
+import math
+from collections.abc import Iterator
+from dataclasses import dataclass
+from enum import Enum
+from typing import Any, NoReturn
+
+from django_alkstore.exceptions import InvalidPayload
+
+_encode_strict = json.JSONEncoder(ensure_ascii=False, allow_nan=False, separators=(",", ":")).encode
+
+
+def dumps(value: Any) -> str:
+    """A stored JSON column's text, for the ORM. An unreadable text is written back as it was."""
+    return value.text if isinstance(value, UnreadablePayload) else _encode_strict(value)
+
+
+@dataclass(frozen=True, slots=True)
+class UnreadablePayload:
+    """What a stored payload reads as when its text is not JSON, because something else wrote it."""
+
+    text: str
+    reason: str
+
+    def __str__(self) -> str:
+        return f"unreadable payload: {self.reason}"
+
+
+def encode_payload(payload: Any, *, max_bytes: int, encoder: type[json.JSONEncoder] | None = None) -> str:
+    """`payload` as JSON text, or `InvalidPayload` naming the place that is not JSON.
+
+    `encoder` converts what strict JSON refuses, for those who chose one in the settings.
+    """
+    try:
+        if encoder is None:
+            text = _encode_strict(payload)
+        else:
+            text = json.dumps(
+                payload, cls=encoder, ensure_ascii=False, allow_nan=False, separators=(",", ":")
+            )
+        size = len(text.encode())
+    except RecursionError:
+        raise InvalidPayload("payload is nested too deeply for the JSON encoder") from None
+    except (TypeError, ValueError) as error:
+        _explain(payload, strict=encoder is None, otherwise=error)
+    _refuse_what_json_would_change(payload, strict=encoder is None)
+    if size > max_bytes:
+        raise InvalidPayload(f"payload is {size} bytes of JSON; at most {max_bytes} are allowed")
+    return text
+
+
+def decode_payload(text: str) -> Any:
+    """The value of stored JSON text. `ValueError` or `RecursionError` for text that is not JSON."""
+    return json.loads(text, parse_constant=_refuse_constant)
+
+
+def read_payload(text: Any) -> Any:
+    """As `decode_payload`, with an `UnreadablePayload` instead of an error: one bad row must not stop a list."""
+    try:
+        return decode_payload(text)
+    except (TypeError, ValueError, RecursionError) as error:
+        return UnreadablePayload(str(text), str(error))
+
+
+def _refuse_constant(name: str) -> NoReturn:
+    raise ValueError(f"{name} is not JSON")
+
+
+def _refuse_what_json_would_change(payload: Any, *, strict: bool) -> None:
+    """Refuse what the encoder accepts but does not give back: keys that are not strings, enums, multi-dicts.
+
+    The payload was encoded, so it is finite and holds no cycle; the stack is ours and not Python's, so depth
+    is no matter.
+    """
+    stack = [payload]
+    while stack:
+        value = stack.pop()
+        kind = type(value)
+        if kind is str or kind is int:
+            continue
+        if isinstance(value, dict):
+            for key in value:
+                if not isinstance(key, str):
+                    _explain(payload, strict=strict)
+            if kind.__getitem__ is not dict.__getitem__:
+                _explain(payload, strict=strict)
+            stack.extend(value.values())
+        elif isinstance(value, (list, tuple)):
+            stack.extend(value)
+        elif strict and isinstance(value, Enum):
+            _explain(payload, strict=strict)
+
+
+def _explain(payload: Any, *, strict: bool, otherwise: Exception | None = None) -> NoReturn:
+    """Raise `InvalidPayload` for the first thing wrong in `payload`, with its path."""
+    for complaint in _complaints(payload, "payload", strict, frozenset()):
+        raise InvalidPayload(complaint) from otherwise
+    raise InvalidPayload(f"payload is not JSON: {otherwise}") from otherwise
+
+
+def _complaints(value: Any, path: str, strict: bool, inside: frozenset[int]) -> Iterator[str]:
+    if isinstance(value, (dict, list, tuple)):
+        if id(value) in inside:
+            yield f"{path}: a cycle is not JSON"
+            return
+        inside |= {id(value)}
+        if isinstance(value, dict):
+            yield from _dict_complaints(value, path, strict, inside)
+        else:
+            for index, item in enumerate(value):
+                yield from _complaints(item, f"{path}[{index}]", strict, inside)
+    elif complaint := _scalar_complaint(value, strict):
+        yield f"{path}: {complaint}"
+
+
+def _dict_complaints(value: dict[Any, Any], path: str, strict: bool, inside: frozenset[int]) -> Iterator[str]:
+    if type(value).__getitem__ is not dict.__getitem__:
+        yield f"{path}: {type(value).__name__} is not JSON; give it as a dict"
+    for key, item in value.items():
+        if not isinstance(key, str):
+            yield f"{path}: the key {key!r} is of type {type(key).__name__}; JSON has only str keys"
+        elif _has_surrogate(key):
+            yield f"{path}: the key {key!a} holds a lone surrogate, which UTF-8 cannot hold"
+        else:
+            yield from _complaints(item, f"{path}[{json.dumps(key, ensure_ascii=False)}]", strict, inside)
+
+
+def _scalar_complaint(value: Any, strict: bool) -> str | None:
+    """What is wrong with a value that holds no others, or `None`."""
+    if value is None or isinstance(value, bool):
+        return None
+    if isinstance(value, Enum):
+        return f"{type(value).__name__} is not JSON; give its value" if strict else None
+    if isinstance(value, str):
+        return "a lone surrogate is not JSON: UTF-8 cannot hold it" if _has_surrogate(value) else None
+    if isinstance(value, float):
+        return None if math.isfinite(value) else f"{value!r} is not JSON"
+    if isinstance(value, int):
+        return _int_complaint(value)
+    if not strict:
+        return None
+    hint = "; pass its primary key" if hasattr(value, "_meta") or hasattr(value, "_iterable_class") else ""
+    return f"{type(value).__name__} is not JSON{hint}"
+
+
+def _int_complaint(value: int) -> str | None:
+    try:
+        int.__repr__(value)
+    except ValueError:
+        return "an integer of this many digits is more than the JSON encoder takes"
+    return None
+
+
+def _has_surrogate(text: str) -> bool:
+    return any("\ud800" <= character <= "\udfff" for character in text)

@@ -1,0 +1,159 @@
+"""A claimed job in its holder's hands."""
+
+import threading
+from datetime import datetime, timedelta
+from typing import Any
+
+from django.db import connections, transaction
+
+from django_alkstore import clock, failures
+from django_alkstore.clock import from_us
+from django_alkstore.dialects import dialect_of
+from django_alkstore.dialects.base import Claim, ClaimedJob
+from django_alkstore.dialects.transactions import (
+    mark_for_rollback,
+    require_open,
+    write_statement,
+    write_transaction,
+)
+from django_alkstore.durations import moment_after, seconds
+from django_alkstore.exceptions import LeaseLost
+from django_alkstore.payloads import decode_payload
+from django_alkstore.services import outcomes
+from django_alkstore.services.outcomes import Outcome
+
+
+class JobHandle:
+    """What a handler is given: the job, and the ways to end or extend its claim.
+
+    Each way returns `True` where the lease was still this handle's and it took effect, and `False`, with
+    nothing changed, where the lease had run out or been taken, or the job cancelled or deleted.
+    """
+
+    __slots__ = (
+        "attempt",
+        "backoff_base",
+        "enqueued_at",
+        "fence",
+        "fire_at",
+        "history",
+        "id",
+        "last_error",
+        "lease_expires_at",
+        "lease_lost",
+        "max_attempts",
+        "payload",
+        "priority",
+        "queue",
+        "run_at",
+        "schedule",
+        "settled",
+        "using",
+        "visibility_timeout",
+    )
+
+    def __init__(self, using: str, row: ClaimedJob) -> None:
+        """`ValueError`, `TypeError` or `RecursionError` where the stored payload cannot be read."""
+        self.payload: Any = decode_payload(row.payload)
+        self.using = using
+        self.id: int = row.id
+        self.queue: str = row.queue
+        self.attempt: int = row.attempts
+        """Which delivery this is, from 1."""
+        self.max_attempts: int = row.max_attempts
+        self.priority: int = row.priority
+        self.enqueued_at: datetime = from_us(row.created_at)
+        self.run_at: datetime = from_us(row.run_at)
+        self.lease_expires_at: datetime = from_us(row.lease_expires_at)
+        self.last_error: str | None = row.last_error
+        self.schedule: str | None = row.schedule
+        """The schedule that fired it, or `None`."""
+        self.fire_at: datetime | None = None if row.fire_at is None else from_us(row.fire_at)
+        """The boundary that it was fired for, or `None`."""
+        self.visibility_timeout: float = row.visibility_timeout
+        self.backoff_base: float = row.backoff_base
+        self.fence: int = row.fence
+        self.history: str = row.errors
+        self.lease_lost = threading.Event()
+        """Set once the lease is known to be lost: a long handler can look, and stop."""
+        self.settled = False
+        """Did one of this handle's own calls end the claim?"""
+
+    def __repr__(self) -> str:
+        return f"<JobHandle {self.id} in {self.queue}, attempt {self.attempt} of {self.max_attempts}>"
+
+    @property
+    def claim(self) -> Claim:
+        return (self.id, self.fence)
+
+    def ack(self) -> bool:
+        """The job is done."""
+        return self.settle(outcomes.ACK)
+
+    def retry(self, error: object = None, delay: float | timedelta | None = None) -> bool:
+        """This attempt failed with `error` (text or exception): pending again after `delay` seconds (default: the
+        backoff curve) while attempts are left, else dead. `InvalidOption` for a delay out of range."""
+        return self.settle(outcomes.retry(error, delay))
+
+    def fail(self, error: object) -> bool:
+        """This attempt failed with `error` (text or exception), and there is no use in another: dead at once."""
+        return self.settle(outcomes.fail(error))
+
+    def release(self) -> bool:
+        """Give the job back at once; this attempt is not counted."""
+        return self.settle(outcomes.RELEASE)
+
+    def heartbeat(self, extend: float | timedelta | None = None) -> bool:
+        """Let the lease end `extend` seconds (default: the job's visibility timeout) from now."""
+        extension = self.visibility_timeout if extend is None else seconds("extend", extend, zero=False)
+        dialect = dialect_of(connections[self.using])
+
+        def renew(cursor: Any) -> int | None:
+            now = clock.now_us()
+            ends = moment_after("extend", now, extension)
+            return ends if dialect.renew(cursor, self.claim, now, ends) else None
+
+        ends = write_transaction(self.using, renew)
+        if ends is None:
+            self.lease_lost.set()
+            return False
+        self.lease_expires_at = from_us(ends)
+        return True
+
+    def ack_tx(self) -> None:
+        """Ack inside the caller's open transaction: its rows and the ack commit together or not at all.
+
+        Raises `TransactionRequired` outside one, and `LeaseLost` where the lease was lost; the transaction is
+        then marked for rollback, so that catching the error does not commit.
+        """
+        require_open(self.using, "ack_tx")
+        connection = connections[self.using]
+        dialect = dialect_of(connection)
+        with connection.cursor() as cursor:
+            acked = outcomes.apply(cursor, dialect, self, outcomes.ACK, clock.now_us())
+        if not acked:
+            self.lease_lost.set()
+            mark_for_rollback(self.using)
+            raise LeaseLost(self.id)
+        if connection.in_atomic_block:
+            transaction.on_commit(self._mark_settled, using=self.using)
+
+    def _mark_settled(self) -> None:
+        self.settled = True
+
+    def settle(self, outcome: Outcome) -> bool:
+        """End the claim with `outcome`, which the methods above are made of."""
+        dialect = dialect_of(connections[self.using])
+        done = write_statement(
+            self.using, lambda cursor: outcomes.apply(cursor, dialect, self, outcome, clock.now_us())
+        )
+        if done:
+            self.settled = True
+        else:
+            self.lease_lost.set()
+        return done
+
+
+def unreadable(error: BaseException) -> Outcome:
+    """The end of a job whose stored payload cannot be read: no attempt can help."""
+    return Outcome(outcomes.Kind.FAIL, failures.describe(f"unreadable payload: {error}")[0])

@@ -1,0 +1,150 @@
+"""The scheduler's leader loop.
+
+One lock row is the leadership. Each round is one transaction whose first statement renews the lease *by its
+token and owner* and whose rest is the tick: a leader that has been replaced changes no row, rolls back, and
+has fired nothing. A lease that merely ran out while nobody else took it (a long stall, a held writer lock) is
+renewed like any other: had there been another leader in between, the token would be another.
+
+The renewals in the sleep keep the lease alive and decide nothing. Sleeps are measured on the monotonic clock;
+what is due is asked of the wall clock at least at each renewal, so a clock that steps forward is noticed, and
+one that steps back fires nothing twice because the stored boundary does not move back with it.
+"""
+
+import os
+import threading
+
+from django.db import DatabaseError, connections
+from django.db.backends.utils import CursorWrapper
+
+from django_alkstore import clock, names, signals
+from django_alkstore.clock import SECOND, from_us
+from django_alkstore.dialects import dialect_of
+from django_alkstore.dialects.transactions import refuse_open, resolve_alias, write_transaction
+from django_alkstore.dialects.watch import Watch
+from django_alkstore.exceptions import LeadershipLost
+from django_alkstore.models import Lock
+from django_alkstore.services.locks import LockHandle, unique_owner
+from django_alkstore.services.maintenance import Upkeep
+from django_alkstore.services.patience import Patience
+from django_alkstore.services.schedules import Ticked, soonest, tick_step
+
+LEADERSHIP_TTL = 10.0
+RENEW_EVERY = 2.0
+LONGEST_SLEEP = 60.0
+STOP_NOTICED_WITHIN = 0.25
+"""Seconds between looks at the caller's stop event."""
+SETTLE = 0.1
+"""Seconds between two looks at the schedules while others keep committing."""
+
+
+def run_schedules(stop: threading.Event, *, using: str | None = None) -> None:
+    """Lead the schedules of one database until `stop` is set: fire each due boundary into its queue.
+
+    Returns `None` after a clean stop, with the leadership freed. Raises `LeadershipLost` where another leads,
+    or has taken over: nothing was fired since. A database error is logged and tried again.
+    """
+    alias = resolve_alias(using)
+    refuse_open(alias, "run_schedules")
+    leadership = LockHandle(names.LEADERSHIP_LOCK, LEADERSHIP_TTL, unique_owner(), alias)
+    if not leadership.acquire():
+        raise LeadershipLost(f"another scheduler leads the schedules of the database {alias!r}")
+    database = str(connections[alias].settings_dict["NAME"])
+    signals.emit(signals.leader_elected, database=database, pid=os.getpid(), owner=leadership.owner)
+    try:
+        with Watch(alias) as watch:
+            _Leader(alias, leadership, watch, stop).lead()
+    except LeadershipLost as lost:
+        signals.emit(signals.leader_stood_down, reason=str(lost))
+        raise
+    else:
+        signals.emit(signals.leader_stood_down, reason="stopped")
+    finally:
+        _resign(leadership)
+
+
+def _resign(leadership: LockHandle) -> None:
+    """Free the leadership if it is still ours. Where even that cannot be written, it lapses by itself."""
+    try:
+        leadership.release()
+    except DatabaseError as error:
+        signals.emit(
+            signals.database_trouble, doing="freeing the leadership", error=error, pause=LEADERSHIP_TTL
+        )
+
+
+class _Leader:
+    """The loop of one term."""
+
+    def __init__(self, alias: str, leadership: LockHandle, watch: Watch, stop: threading.Event) -> None:
+        self.alias = alias
+        self.leadership = leadership
+        self.watch = watch
+        self.stop = stop
+        self.dialect = dialect_of(connections[alias])
+        self.upkeep = Upkeep(alias)
+        self.patience = Patience("ticking", alias)
+        self.renewed_at = clock.monotonic()
+
+    def lead(self) -> None:
+        while not self.stop.is_set():
+            seen = self.watch.version()
+            try:
+                self._renew_and_tick()
+                self.upkeep.step()
+                due = self._soonest_us()
+                self.patience.reset()
+            except DatabaseError as error:
+                self.stop.wait(self.patience.after(error))
+                continue
+            self._sleep(seen, due)
+
+    def _renew_and_tick(self) -> None:
+        def round_(cursor: CursorWrapper) -> Ticked:
+            now = clock.now_us()
+            if not self._renew(now):
+                raise LeadershipLost("the leadership was taken by another scheduler")
+            return tick_step(self.dialect, cursor, now)
+
+        ticked = write_transaction(self.alias, round_)
+        self.renewed_at = clock.monotonic()
+        ticked.announce()
+
+    def _renew(self, now: int) -> bool:
+        term = Lock.objects.using(self.alias).filter(
+            name=names.LEADERSHIP_LOCK, token=self.leadership.token, owner=self.leadership.owner
+        )
+        return term.update(expires_at=from_us(now + round(LEADERSHIP_TTL * SECOND))) == 1
+
+    def _soonest_us(self) -> int | None:
+        moment = soonest(using=self.alias)
+        return None if moment is None else clock.to_us(moment)
+
+    def _sleep(self, seen: object, due: int | None) -> None:
+        """Until a boundary is due, the schedules change, upkeep is due or the lease is lost; 60 s at the most."""
+        ends = clock.monotonic() + min(LONGEST_SLEEP, self.upkeep.due_in())
+        while not self.stop.is_set() and clock.monotonic() < ends and not _is_due(due):
+            if clock.monotonic() - self.renewed_at >= RENEW_EVERY and not self._renew_in_sleep():
+                return
+            left = min(ends - clock.monotonic(), _seconds_until(due), STOP_NOTICED_WITHIN)
+            if self.watch.wait(seen, max(0.0, left)):
+                seen = self.watch.version()
+                due = self._soonest_us()
+                self.stop.wait(max(0.0, min(SETTLE, _seconds_until(due))))
+
+    def _renew_in_sleep(self) -> bool:
+        """Keep the lease. That it failed decides nothing: the next round's first statement does."""
+        try:
+            kept = write_transaction(self.alias, lambda _: self._renew(clock.now_us()))
+        except DatabaseError as error:
+            signals.emit(signals.database_trouble, doing="renewing the leadership", error=error, pause=0.0)
+            return False
+        self.renewed_at = clock.monotonic()
+        return kept
+
+
+def _is_due(due: int | None) -> bool:
+    return due is not None and due <= clock.now_us()
+
+
+def _seconds_until(due: int | None) -> float:
+    return LONGEST_SLEEP if due is None else (due - clock.now_us()) / SECOND

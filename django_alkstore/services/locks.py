@@ -1,0 +1,123 @@
+"""Named locks with a time to live and a fencing token."""
+
+import os
+import socket
+import uuid
+from datetime import datetime, timedelta
+from types import TracebackType
+from typing import Self
+
+from django.db import connections
+from django.db.backends.utils import CursorWrapper
+from django.db.models import QuerySet
+
+from django_alkstore import clock
+from django_alkstore.clock import from_us
+from django_alkstore.dialects import dialect_of
+from django_alkstore.dialects.transactions import resolve_alias, write_transaction
+from django_alkstore.durations import moment_after, seconds
+from django_alkstore.exceptions import LockHeld, LockLost
+from django_alkstore.models import Lock
+from django_alkstore.names import validate_name
+from django_alkstore.services.options import check_text
+
+
+def unique_owner() -> str:
+    """A name that nobody else has: host, process, and a random part for this one use."""
+    return f"{socket.gethostname()[:64]}:{os.getpid()}:{uuid.uuid4().hex[:12]}"
+
+
+class LockHandle:
+    """One would-be holder of a lock. `lock()` makes them.
+
+    Not re-entrant: `acquire` of a held lock is `False` for its holder too.
+    """
+
+    def __init__(self, name: str, ttl: float, owner: str, using: str) -> None:
+        self.name = name
+        self.ttl = ttl
+        self.owner = owner
+        self.using = using
+        self.token: int | None = None
+        """The fencing token of the last acquisition, which grows with each one of any holder; `None` before."""
+
+    def __repr__(self) -> str:
+        return f"<LockHandle {self.name}, owner {self.owner}, token {self.token}>"
+
+    def acquire(self) -> bool:
+        """Take the lock if it is free or has lapsed. In a transaction that rolls back, it was never taken."""
+        taken = write_transaction(self.using, self._take)
+        if isinstance(taken, int):
+            self.token = taken
+            return True
+        return False
+
+    def _take(self, cursor: CursorWrapper) -> int | Lock:
+        """The new token, or the holder's row."""
+        now = clock.now_us()
+        dialect = dialect_of(connections[self.using])
+        ends = moment_after("ttl", now, self.ttl)
+        token = dialect.acquire_lock(cursor, self.name, self.owner, now, ends)
+        return Lock.objects.using(self.using).get(name=self.name) if token is None else token
+
+    def renew(self, ttl: float | timedelta | None = None) -> bool:
+        """Let the lock end `ttl` seconds (default: its own) from now; `False` where it has lapsed or is another's."""
+        lasting = self.ttl if ttl is None else seconds("ttl", ttl, zero=False)
+
+        def extend(cursor: CursorWrapper) -> int:
+            now = clock.now_us()
+            ends = moment_after("ttl", now, lasting)
+            return self._held(now).update(expires_at=from_us(ends))
+
+        return self.token is not None and write_transaction(self.using, extend) == 1
+
+    def release(self) -> bool:
+        """Free the lock; `False`, with nothing changed, where it has lapsed or is another's."""
+
+        def free(cursor: CursorWrapper) -> int:
+            return self._held(clock.now_us()).delete()[0]
+
+        return self.token is not None and write_transaction(self.using, free) == 1
+
+    def _held(self, now: int) -> QuerySet[Lock]:
+        mine = Lock.objects.using(self.using).filter(name=self.name, token=self.token, owner=self.owner)
+        return mine.filter(expires_at__gt=from_us(now))
+
+    def __enter__(self) -> Self:
+        taken = write_transaction(self.using, self._take)
+        if isinstance(taken, Lock):
+            raise LockHeld(self.name, taken.owner, taken.expires_at)
+        self.token = taken
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        if not self.release() and error is None:
+            raise LockLost(self.name)
+
+
+def lock(
+    name: str, ttl: float | timedelta = 60.0, owner: str | None = None, *, using: str | None = None
+) -> LockHandle:
+    """A handle on the lock `name`, which is not taken yet: use it as a context manager, or `acquire` it.
+
+    `ttl`: seconds that an acquisition lasts unless renewed. `owner`: a name for people to see (default: one
+    unique to the handle). Raises `InvalidName`, `InvalidOption`.
+    """
+    validate_name("lock", name)
+    lasting = seconds("ttl", ttl, zero=False)
+    holder = unique_owner() if owner is None else check_text("owner", owner)
+    return LockHandle(name, lasting, holder, resolve_alias(using))
+
+
+def force_release(name: str, *, using: str | None = None) -> bool:
+    """Take the lock away from whoever holds it, the scheduler's leadership too; `False` where nobody does."""
+    alias = resolve_alias(using)
+    return write_transaction(alias, lambda _: Lock.objects.using(alias).filter(name=name).delete()[0]) > 0
+
+
+def holder(name: str, *, using: str | None = None) -> tuple[str, datetime] | None:
+    """Owner and end of a lock that is held now, or `None`."""
+    row = Lock.objects.using(resolve_alias(using)).filter(name=name, expires_at__gt=clock.now()).first()
+    return None if row is None else (row.owner, row.expires_at)

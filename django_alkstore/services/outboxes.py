@@ -1,0 +1,87 @@
+"""Outboxes: jobs that exist exactly when the business rows do, delivered at least once.
+
+An outbox is a queue under a reserved name, which the public queue functions refuse: nothing gets in, or claims
+from it, but the outbox.
+"""
+
+from collections.abc import Callable
+from typing import Any, Protocol, Unpack
+
+from django_alkstore.conf import OUTBOX_DEFAULTS
+from django_alkstore.dialects.transactions import require_open, resolve_alias
+from django_alkstore.models import Job
+from django_alkstore.names import outbox_queue
+from django_alkstore.services.claims import claim_from
+from django_alkstore.services.handles import JobHandle
+from django_alkstore.services.options import JobOptions
+from django_alkstore.services.outcomes import outcome_of
+from django_alkstore.services.queues import add
+
+
+class Delivery(Protocol):
+    """An object that delivers."""
+
+    def deliver(self, job: JobHandle) -> object:
+        """Deliver; return to ack, raise to have it retried."""
+
+
+class Outbox:
+    """One outbox. `outbox()` makes them."""
+
+    def __init__(self, name: str, using: str | None = None) -> None:
+        self.queue = outbox_queue(name)
+        self.name = name
+        self._using = using
+
+    def __repr__(self) -> str:
+        return f"<Outbox {self.name}>"
+
+    def enqueue(self, payload: Any, **options: Unpack[JobOptions]) -> Job:
+        """Add a job: in the caller's transaction where one is open, else committed at once. Raises as `enqueue`."""
+        return add(resolve_alias(self._using), self.queue, payload, options, OUTBOX_DEFAULTS)
+
+    def enqueue_tx(self, payload: Any, **options: Unpack[JobOptions]) -> Job:
+        """Add a job in the caller's transaction: it exists exactly when the caller's rows do.
+
+        Raises `TransactionRequired` where no transaction is open on the database, and else as `enqueue`.
+        """
+        alias = resolve_alias(self._using)
+        require_open(alias, "outbox_enqueue_tx")
+        return add(alias, self.queue, payload, options, OUTBOX_DEFAULTS)
+
+    def run_once(self, worker_id: str, delivery: Delivery | Callable[[JobHandle], object]) -> bool:
+        """Claim one job and deliver it; `False` where none was due.
+
+        `delivery` returns: ack. It raises: the attempt failed, with that error, and is tried again by the
+        curve (`Retry`, `Discard` and `Snooze` say otherwise). `KeyboardInterrupt` and `SystemExit` give the
+        job back and go on up. Nothing renews the lease but `job.heartbeat()`. Raises `RuntimeError` inside an
+        open transaction.
+        """
+        claimed = claim_from(resolve_alias(self._using), self.queue, worker_id, 1, "run_once")
+        if not claimed:
+            return False
+        job = claimed[0]
+        deliver = getattr(delivery, "deliver", delivery)
+        try:
+            deliver(job)
+        except Exception as error:  # noqa: BLE001  whatever it is, it is this attempt's end
+            job.settle(outcome_of(error))
+        except BaseException:
+            job.release()
+            raise
+        else:
+            if not job.settled:
+                job.ack()
+        return True
+
+
+def outbox(name: str, *, using: str | None = None) -> Outbox:
+    """The outbox `name`. Raises `InvalidName` or `ReservedName`."""
+    return Outbox(name, using)
+
+
+def outbox_enqueue_tx(
+    name: str, payload: Any, *, using: str | None = None, **options: Unpack[JobOptions]
+) -> Job:
+    """Add a job to the outbox `name` in the caller's transaction. As `Outbox.enqueue_tx`."""
+    return Outbox(name, using).enqueue_tx(payload, **options)

@@ -1,0 +1,103 @@
+"""How an attempt ends: the four outcomes, and the one place that puts them on the row."""
+
+from dataclasses import dataclass
+from datetime import timedelta
+from enum import Enum, auto
+from typing import Protocol
+
+from django.db.backends.utils import CursorWrapper
+
+from django_alkstore import backoff, conf, failures
+from django_alkstore.clock import SECOND, from_us
+from django_alkstore.dialects import Dialect
+from django_alkstore.dialects.base import Claim
+from django_alkstore.durations import moment_after, seconds
+from django_alkstore.exceptions import Discard, Retry, Snooze
+
+
+class Kind(Enum):
+    """What is to become of the job."""
+
+    ACK = auto()  # completed
+    RETRY = auto()  # a failed attempt: pending again while attempts are left, else dead
+    FAIL = auto()  # a failed attempt: dead at once
+    GIVE_BACK = auto()  # pending again, the attempt not counted
+
+
+@dataclass(frozen=True, slots=True)
+class Outcome:
+    """One attempt's end."""
+
+    kind: Kind
+    error: str = ""
+    traceback: str = ""
+    delay: float | None = None
+    """Seconds; for RETRY `None` is the curve, for GIVE_BACK `None` leaves `run_at` as it was."""
+
+
+ACK = Outcome(Kind.ACK)
+RELEASE = Outcome(Kind.GIVE_BACK)
+
+
+class Claimed(Protocol):
+    """What an outcome needs to know of the claim that it ends."""
+
+    @property
+    def claim(self) -> Claim: ...
+
+    attempt: int
+    max_attempts: int
+    backoff_base: float
+    history: str
+
+
+def retry(error: object = None, delay: float | timedelta | None = None) -> Outcome:
+    wait = None if delay is None else seconds("delay", delay, zero=True)
+    return Outcome(Kind.RETRY, *failures.describe("retry" if error is None else error), wait)
+
+
+def fail(error: object) -> Outcome:
+    return Outcome(Kind.FAIL, *failures.describe(error))
+
+
+def outcome_of(error: BaseException) -> Outcome:
+    """What a handler asked for by raising `error`. A request that is itself out of range is a failed attempt."""
+    try:
+        if isinstance(error, Snooze):
+            return Outcome(Kind.GIVE_BACK, delay=seconds("delay", error.delay, zero=True))
+        if isinstance(error, Discard):
+            return fail(error)
+        if isinstance(error, Retry):
+            return retry(error, error.delay)
+    except ValueError as out_of_range:
+        return retry(out_of_range)
+    return retry(error)
+
+
+def wait_before_retry(job: Claimed, outcome: Outcome) -> float | None:
+    """Seconds until the next attempt that `outcome` leads to, or `None` where there is none."""
+    if outcome.kind is not Kind.RETRY or job.attempt >= job.max_attempts:
+        return None
+    if outcome.delay is not None:
+        return outcome.delay
+    return backoff.backoff(job.backoff_base, job.attempt, conf.settings().max_backoff)
+
+
+def apply(cursor: CursorWrapper, dialect: Dialect, job: Claimed, outcome: Outcome, now: int) -> bool:
+    """Put `outcome` on the job's row; `False`, with nothing changed, where its lease was lost. One statement."""
+    if outcome.kind is Kind.ACK:
+        return bool(ack_all(cursor, dialect, [job.claim], now))
+    if outcome.kind is Kind.GIVE_BACK:
+        run_at = None if outcome.delay is None else moment_after("delay", now, outcome.delay)
+        return dialect.give_back(cursor, job.claim, now, run_at)
+    entry = failures.failure(job.attempt, from_us(now), outcome.error, outcome.traceback)
+    errors = failures.append(job.history, entry)
+    wait = wait_before_retry(job, outcome)
+    if wait is None:
+        return dialect.bury(cursor, job.claim, now, errors, outcome.error)
+    return dialect.retry(cursor, job.claim, now, now + round(wait * SECOND), errors, outcome.error)
+
+
+def ack_all(cursor: CursorWrapper, dialect: Dialect, claims: list[Claim], now: int) -> set[int]:
+    """Complete the jobs of these claims, or delete them where none are kept; the ids that took effect."""
+    return dialect.ack(cursor, claims, now, delete=conf.settings().keep_completed == 0)

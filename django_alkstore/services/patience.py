@@ -1,0 +1,38 @@
+"""How a loop goes on after a database error: it says so, waits longer each time, and says when it is over."""
+
+from django.db import DatabaseError, OperationalError, connections
+
+from django_alkstore import signals
+from django_alkstore.dialects import dialect_of
+
+FIRST_PAUSE = 0.25
+LONGEST_CONTENTION_PAUSE = 1.0
+"""Seconds. Another writer may finish at any moment, and the attempt itself has waited already."""
+LONGEST_FAULT_PAUSE = 15.0
+"""Seconds. A full disk or a read-only file needs somebody's hand."""
+
+
+class Patience:
+    """The pauses of one loop; `doing` says what it does, for the log."""
+
+    def __init__(self, doing: str, alias: str) -> None:
+        self.doing = doing
+        self.alias = alias
+        self._pause = 0.0
+
+    def after(self, error: DatabaseError) -> float:
+        """Say what happened, give up the connection it happened on, and return the seconds to wait."""
+        connection = connections[self.alias]
+        contention = isinstance(error, OperationalError) and dialect_of(connection).is_contention(error)
+        longest = LONGEST_CONTENTION_PAUSE if contention else LONGEST_FAULT_PAUSE
+        self._pause = min(max(self._pause * 2, FIRST_PAUSE), longest)
+        signals.emit(signals.database_trouble, doing=self.doing, error=error, pause=self._pause)
+        if not contention and not connection.in_atomic_block:
+            connection.close()
+        return self._pause
+
+    def reset(self) -> None:
+        """It worked."""
+        if self._pause:
+            self._pause = 0.0
+            signals.emit(signals.database_recovered, doing=self.doing)

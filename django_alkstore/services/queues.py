@@ -1,0 +1,228 @@
+"""Jobs in, and what can be asked of them."""
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from datetime import datetime
+from typing import Any, Unpack
+
+from django.db import connections
+from django.db.backends.utils import CursorWrapper
+
+
+from django_alkstore import clock, conf
+from django_alkstore.clock import SECOND, from_us
+from django_alkstore.conf import JobDefaults
+from django_alkstore.dialects import dialect_of
+from django_alkstore.dialects.base import NewJob
+from django_alkstore.dialects.transactions import (
+    require_open,
+    resolve_alias,
+    write_statement,
+    write_transaction,
+)
+from django_alkstore.exceptions import DuplicateJob, InvalidOption
+from django_alkstore.models import Job, State
+from django_alkstore.names import validate_name
+from django_alkstore.payloads import decode_payload
+from django_alkstore.services.options import JobOptions, encode, stamp
+
+
+def enqueue(queue: str, payload: Any, *, using: str | None = None, **options: Unpack[JobOptions]) -> Job:
+    """Add a job to `queue`: in the caller's transaction where one is open, else committed at once.
+
+    Returns the complete `Job`. Raises `InvalidName`, `InvalidPayload`, `InvalidOption` before anything is
+    written, and `DuplicateJob` where a live job of the queue has the unique key.
+    """
+    validate_name("queue", queue)
+    return add(resolve_alias(using), queue, payload, options, conf.settings().defaults_for(queue))
+
+
+def enqueue_tx(queue: str, payload: Any, *, using: str | None = None, **options: Unpack[JobOptions]) -> Job:
+    """As `enqueue`, in the caller's transaction only: `TransactionRequired` where none is open on the database."""
+    validate_name("queue", queue)
+    alias = resolve_alias(using)
+    require_open(alias, "enqueue_tx")
+    return add(alias, queue, payload, options, conf.settings().defaults_for(queue))
+
+
+def enqueue_many(
+    queue: str, payloads: Iterable[Any], *, using: str | None = None, **options: Unpack[JobOptions]
+) -> list[int]:
+    """Add one job for each payload, all of them or none, with the same options. Returns their ids, in order.
+
+    Takes no `unique_key`, which could name only one of them. Raises as `enqueue`; an empty `payloads` writes
+    nothing and returns an empty list.
+    """
+    validate_name("queue", queue)
+    if options.get("unique_key") is not None:
+        raise InvalidOption("enqueue_many takes no unique_key: a key names one job")
+    alias = resolve_alias(using)
+    template = stamp(queue, "", options, conf.settings().defaults_for(queue), clock.now_us())
+    jobs = [template._replace(payload=_encode_item(index, payload)) for index, payload in enumerate(payloads)]
+    if not jobs:
+        return []
+    dialect = dialect_of(connections[alias])
+    return write_transaction(alias, lambda cursor: dialect.insert_jobs(cursor, jobs))
+
+
+def get_or_enqueue(
+    queue: str, unique_key: str, payload: Any, *, using: str | None = None, **options: Unpack[JobOptions]
+) -> tuple[Job, bool]:
+    """The live job of `queue` with this unique key and `False`, or a new one and `True`."""
+    validate_name("queue", queue)
+    alias = resolve_alias(using)
+    if unique_key is None:
+        raise InvalidOption("get_or_enqueue needs a unique_key")
+    keyed: dict[str, Any] = {**options, "unique_key": unique_key}
+    job = _new_job(queue, payload, keyed, conf.settings().defaults_for(queue))
+
+    def get_or_insert(cursor: CursorWrapper) -> tuple[Job, bool]:
+        job_id = dialect_of(connections[alias]).insert_job(cursor, job)
+        if job_id is not None:
+            return _instance(alias, job_id, job), True
+        return Job.objects.using(alias).live().get(queue=queue, unique_key=unique_key), False
+
+    return write_transaction(alias, get_or_insert)
+
+
+def add(alias: str, queue: str, payload: Any, options: Mapping[str, Any], defaults: JobDefaults) -> Job:
+    """Store one job in any queue. Shared by queues and outboxes, which have checked the name."""
+    job = _new_job(queue, payload, options, defaults)
+    dialect = dialect_of(connections[alias])
+    if job.unique_key is None:
+        job_id = write_statement(alias, lambda cursor: dialect.insert_job(cursor, job))
+        assert job_id is not None, "only a unique key or a boundary can be taken"
+    else:
+        job_id = _insert_keyed(alias, job, job.unique_key)
+    return _instance(alias, job_id, job)
+
+
+def _insert_keyed(alias: str, job: NewJob, unique_key: str) -> int:
+    dialect = dialect_of(connections[alias])
+
+    def insert(cursor: CursorWrapper) -> int:
+        job_id = dialect.insert_job(cursor, job)
+        if job_id is None:
+            live = Job.objects.using(alias).live()
+            holder = live.values_list("id", flat=True).get(queue=job.queue, unique_key=unique_key)
+            raise DuplicateJob(job.queue, unique_key, holder)
+        return job_id
+
+    return write_transaction(alias, insert)
+
+
+def _new_job(queue: str, payload: Any, options: Mapping[str, Any], defaults: JobDefaults) -> NewJob:
+    return stamp(queue, encode(payload), options, defaults, clock.now_us())
+
+
+def _encode_item(index: int, payload: Any) -> str:
+    try:
+        return encode(payload)
+    except TypeError as error:
+        error.add_note(f"in payloads[{index}]")
+        raise
+
+
+_FIELDS = [field.attname for field in Job._meta.concrete_fields]
+
+
+def _instance(alias: str, job_id: int, job: NewJob) -> Job:
+    """The model instance of a row just stored, without asking for it."""
+    values = {
+        **job._asdict(),
+        "id": job_id,
+        "payload": decode_payload(job.payload),
+        "state": State.PENDING.value,
+        "run_at": from_us(job.run_at),
+        "attempts": 0,
+        "expires_at": None if job.expires_at is None else from_us(job.expires_at),
+        "fence": 0,
+        "errors": [],
+        "created_at": from_us(job.created_at),
+    }
+    return Job.from_db(alias, _FIELDS, [values.get(name) for name in _FIELDS])
+
+
+def get_job(id: int, *, using: str | None = None) -> Job | None:  # noqa: A002  the contract's name for it
+    """The job in whatever state, or `None`."""
+    return Job.objects.using(resolve_alias(using)).filter(pk=id).first()
+
+
+def cancel(id: int, *, using: str | None = None) -> bool:  # noqa: A002
+    """Cancel a live job; `False` where there is none. A worker that holds it is told at its next call."""
+    alias = resolve_alias(using)
+    dialect = dialect_of(connections[alias])
+    return write_statement(alias, lambda cursor: dialect.cancel(cursor, id, clock.now_us()))
+
+
+def requeue(id: int, *, using: str | None = None) -> bool:  # noqa: A002
+    """Make a dead or cancelled job pending: due now, a fresh attempt budget, no expiry, its history kept.
+
+    `False` where there is no such job. `DuplicateJob` where its unique key has been taken meanwhile.
+    """
+    alias = resolve_alias(using)
+    dialect = dialect_of(connections[alias])
+
+    def reopen(cursor: CursorWrapper) -> bool:
+        if dialect.requeue(cursor, id, clock.now_us()):
+            return True
+        jobs = Job.objects.using(alias)
+        kept = jobs.filter(pk=id, state__in=(State.DEAD, State.CANCELLED), unique_key__isnull=False).first()
+        if kept is None or kept.unique_key is None:
+            return False
+        holder = jobs.live().filter(queue=kept.queue, unique_key=kept.unique_key).get()
+        raise DuplicateJob(kept.queue, kept.unique_key, holder.pk)
+
+    return write_transaction(alias, reopen)
+
+
+def run_now(id: int, *, using: str | None = None) -> bool:  # noqa: A002
+    """Make a pending job that is not due yet due now; `False` where there is none."""
+    alias = resolve_alias(using)
+    dialect = dialect_of(connections[alias])
+    return write_statement(alias, lambda cursor: dialect.run_now(cursor, id, clock.now_us()))
+
+
+def next_claim_at(queue: str, *, using: str | None = None) -> datetime | None:
+    """The earliest `run_at` of a pending job or lease end of a processing one; `None` where there is neither."""
+    validate_name("queue", queue)
+    moment = next_claim_us(resolve_alias(using), [queue])
+    return None if moment is None else from_us(moment)
+
+
+def next_claim_us(alias: str, queues: Iterable[str]) -> int | None:
+    """As `next_claim_at`, over several queues of any kind, in microseconds."""
+    connection = connections[alias]
+    dialect = dialect_of(connection)
+    with connection.cursor() as cursor:
+        moments = [dialect.next_claim_at(cursor, queue) for queue in queues]
+    return min((moment for moment in moments if moment is not None), default=None)
+
+
+@dataclass(frozen=True, slots=True)
+class QueueStats:
+    """One queue's jobs by state."""
+
+    queue: str
+    pending: int
+    processing: int
+    completed: int
+    """Those that are still kept."""
+    dead: int
+    cancelled: int
+    due: int
+    """Pending, and their time has come."""
+    oldest_due_age: float | None
+    """Seconds since the earliest `run_at` of a due job; `None` where none is due."""
+
+
+def queue_stats(*, using: str | None = None) -> list[QueueStats]:
+    """Every queue (and outbox queue) that holds a job, by name."""
+    connection = connections[resolve_alias(using)]
+    now = clock.now_us()
+    with connection.cursor() as cursor:
+        counted = dialect_of(connection).count_queues(cursor, now)
+    return [
+        QueueStats(*row[:-1], None if row.oldest_due is None else (now - row.oldest_due) / SECOND)
+        for row in counted
+    ]

@@ -1,0 +1,272 @@
+"""Schedules: declared, paused, and turned into jobs boundary by boundary."""
+
+from dataclasses import dataclass, field
+from datetime import datetime
+from functools import partial
+from typing import Any, NamedTuple, Unpack
+
+from django.db import connections
+from django.db.backends.utils import CursorWrapper
+from django.db.models import Min
+
+from django_alkstore import clock, conf, signals
+from django_alkstore.clock import LAST_US, from_us, to_us
+from django_alkstore.dialects import Dialect, dialect_of
+from django_alkstore.dialects.base import NewJob, StoredSchedule
+from django_alkstore.dialects.transactions import resolve_alias, write_transaction
+from django_alkstore.durations import aware_moment
+from django_alkstore.exceptions import AlkstoreError, InvalidPayload, InvalidSpec
+from django_alkstore.models import Job, Schedule
+from django_alkstore.names import validate_name
+from django_alkstore.payloads import UnreadablePayload, decode_payload
+from django_alkstore.services.options import (
+    FireOptions,
+    check_fire_options,
+    encode,
+    refuse_unknown_schedule_options,
+    stamp,
+)
+from django_alkstore.services.queues import add
+from django_alkstore.specs import Every, first_boundary, parse_spec
+
+MAX_CATCH_UP = 64
+"""Boundaries of one schedule that one tick fires at most."""
+
+_NO_MORE_BOUNDARIES = "its next boundary is past the year 9999"
+
+
+class Fire(NamedTuple):
+    """One boundary turned into one job."""
+
+    name: str
+    queue: str
+    fire_at: datetime
+    """The boundary."""
+    job_id: int
+
+
+def schedule(
+    name: str,
+    spec: str,
+    queue: str,
+    payload: Any = None,
+    *,
+    using: str | None = None,
+    **options: Unpack[FireOptions],
+) -> Schedule:
+    """Declare a schedule, or change it: one job into `queue` at each boundary of `spec`.
+
+    The same interval keeps its place on the grid, another starts a new one at now + interval; a paused
+    schedule stays paused. Returns the complete `Schedule`. Raises `InvalidName`, `InvalidSpec`,
+    `InvalidPayload` or `InvalidOption` before anything is written.
+    """
+    validate_name("schedule", name)
+    validate_name("queue", queue)
+    every = parse_spec(spec)
+    first_boundary(every, clock.now_us())
+    refuse_unknown_schedule_options(options)
+    chosen = check_fire_options(options)
+    declared: dict[str, Any] = {
+        "spec": spec,
+        "queue": queue,
+        "payload": decode_payload(encode(payload)),
+        **chosen,
+    }
+    alias = resolve_alias(using)
+
+    def upsert(_: CursorWrapper) -> Schedule:
+        now = clock.now()
+        row = Schedule.objects.using(alias).filter(name=name).first()
+        if row is None:
+            row = Schedule(name=name, created_at=now, next_fire_at=from_us(first_boundary(every, to_us(now))))
+        else:
+            row.next_fire_at = from_us(_next_on_redeclaring(row, every, to_us(now)))
+        for key, value in declared.items():
+            setattr(row, key, value)
+        row.updated_at = now
+        row.save(using=alias)
+        return row
+
+    return write_transaction(alias, upsert)
+
+
+def _next_on_redeclaring(row: Schedule, every: Every, now: int) -> int:
+    """The stored place on the grid, where the interval is the same and the clock did not once run ahead."""
+    try:
+        same_grid = parse_spec(row.spec).interval == every.interval
+    except InvalidSpec:
+        same_grid = False
+    if not same_grid:
+        return first_boundary(every, now)
+    stored = to_us(row.next_fire_at)
+    return every.first_after(stored, now) if stored > now + every.interval else stored
+
+
+def unschedule(name: str, *, using: str | None = None) -> bool:
+    """Remove a schedule; `False` where there was none. Jobs that it has fired stay."""
+    alias = resolve_alias(using)
+    validate_name("schedule", name)
+    removed = write_transaction(alias, lambda _: Schedule.objects.using(alias).filter(name=name).delete()[0])
+    return removed > 0
+
+
+def pause_schedule(name: str, *, using: str | None = None) -> bool:
+    """Stop firing; `False` where there is no such schedule or it is paused already."""
+    alias = resolve_alias(using)
+    validate_name("schedule", name)
+
+    def pause(_: CursorWrapper) -> bool:
+        running = Schedule.objects.using(alias).filter(name=name, enabled=True)
+        return running.update(enabled=False, updated_at=clock.now()) == 1
+
+    return write_transaction(alias, pause)
+
+
+def resume_schedule(name: str, *, using: str | None = None) -> bool:
+    """Go on from the first boundary after now, firing nothing of what the pause missed.
+
+    `False` where there is no such schedule or it is not paused. `InvalidSpec` where its spec cannot be read.
+    """
+    alias = resolve_alias(using)
+    validate_name("schedule", name)
+
+    def resume(_: CursorWrapper) -> bool:
+        row = Schedule.objects.using(alias).filter(name=name, enabled=False).first()
+        if row is None:
+            return False
+        every, now, stored = parse_spec(row.spec), clock.now(), to_us(row.next_fire_at)
+        if stored <= to_us(now) or stored > to_us(now) + every.interval:
+            stored = _representable(every.first_after(stored, to_us(now)))
+        row.next_fire_at, row.enabled, row.last_error, row.updated_at = from_us(stored), True, None, now
+        row.save(using=alias, update_fields=["next_fire_at", "enabled", "last_error", "updated_at"])
+        return True
+
+    return write_transaction(alias, resume)
+
+
+def fire_schedule(name: str, *, using: str | None = None) -> Job | None:
+    """Enqueue a schedule's job now, paused or not, beside its boundaries; `None` where there is none of the name.
+
+    The job names the schedule and has no `fire_at`, since it is for no boundary. `InvalidPayload` and its kind
+    where the stored row cannot be read.
+    """
+    alias = resolve_alias(using)
+    validate_name("schedule", name)
+
+    def fire(_: CursorWrapper) -> Job | None:
+        row = Schedule.objects.using(alias).filter(name=name).first()
+        if row is None:
+            return None
+        validate_name("queue", row.queue)
+        options = {key: getattr(row, key) for key in FireOptions.__optional_keys__}
+        payload = _readable(row.payload)
+        job = add(alias, row.queue, payload, options, conf.settings().defaults_for(row.queue))
+        job.schedule = name
+        job.save(using=alias, update_fields=["schedule"])
+        return job
+
+    return write_transaction(alias, fire)
+
+
+def _readable(payload: Any) -> Any:
+    if isinstance(payload, UnreadablePayload):
+        raise InvalidPayload(str(payload))
+    return payload
+
+
+def _representable(moment: int) -> int:
+    if moment > LAST_US:
+        raise InvalidSpec(_NO_MORE_BOUNDARIES)
+    return moment
+
+
+def soonest(*, using: str | None = None) -> datetime | None:
+    """The earliest next boundary of an enabled schedule; `None` where there is none."""
+    enabled = Schedule.objects.using(resolve_alias(using)).filter(enabled=True)
+    moment: datetime | None = enabled.aggregate(moment=Min("next_fire_at"))["moment"]
+    return moment
+
+
+def tick(now: datetime | None = None, *, using: str | None = None) -> list[Fire]:
+    """Enqueue the job of each due boundary and move the schedules on, all in one transaction; what was fired.
+
+    At most 64 boundaries of a schedule, the earliest; past that the rest are skipped, and it goes on from its
+    first boundary after `now` (default: the clock). A schedule that cannot be read is paused with its error.
+    """
+    moment = None if now is None else aware_moment("now", now)
+    alias = resolve_alias(using)
+    dialect = dialect_of(connections[alias])
+    ticked = write_transaction(
+        alias, lambda cursor: tick_step(dialect, cursor, clock.now_us() if moment is None else moment)
+    )
+    ticked.announce()
+    return ticked.fires
+
+
+@dataclass(slots=True)
+class Ticked:
+    """What a tick has done; `announce` says so, once it is committed."""
+
+    fires: list[Fire] = field(default_factory=list)
+    broken: list[tuple[str, str]] = field(default_factory=list)
+
+    def announce(self) -> None:
+        for fire in self.fires:
+            signals.emit(signals.schedule_fired, fire=fire)
+        for name, reason in self.broken:
+            signals.emit(signals.schedule_broken, name=name, reason=reason)
+
+
+def tick_step(dialect: Dialect, cursor: CursorWrapper, now: int) -> Ticked:
+    """The tick inside its transaction. Needs the writer lock."""
+    ticked = Ticked()
+    for stored in dialect.due_schedules(cursor, now):
+        # Only the reading of the row is guarded: a database error is nobody's fault here, and rolls back.
+        try:
+            due = _Due.read(stored, now)
+        except (AlkstoreError, ValueError, TypeError, RecursionError, OverflowError) as error:
+            reason = f"{type(error).__name__}: {error}"
+            dialect.pause_broken(cursor, stored.id, now, reason)
+            ticked.broken.append((str(stored.name), reason))
+            continue
+        for boundary in due.boundaries:
+            job_id = dialect.insert_job(cursor, due.job._replace(fire_at=boundary))
+            # `None`: the boundary has its job already, so it is moved past and not fired again.
+            if job_id is not None:
+                ticked.fires.append(Fire(stored.name, stored.queue, from_us(boundary), job_id))
+        last = due.boundaries[-1]
+        if due.goes_on <= LAST_US:
+            dialect.move_schedule(cursor, stored.id, now, due.goes_on, last)
+        else:
+            dialect.move_schedule(cursor, stored.id, now, last, last)
+            dialect.pause_broken(cursor, stored.id, now, _NO_MORE_BOUNDARIES)
+            ticked.broken.append((stored.name, _NO_MORE_BOUNDARIES))
+    return ticked
+
+
+@dataclass(frozen=True, slots=True)
+class _Due:
+    """A due schedule, read and checked."""
+
+    job: NewJob
+    boundaries: range
+    goes_on: int
+
+    @classmethod
+    def read(cls, stored: StoredSchedule, now: int) -> "_Due":
+        """Raises whatever is wrong with the row, which anything may have written."""
+        validate_name("schedule", stored.name)
+        validate_name("queue", stored.queue)
+        every = parse_spec(stored.spec)
+        decode_payload(stored.payload)
+        options = {key: getattr(stored, key) for key in FireOptions.__optional_keys__}
+        defaults = conf.settings().defaults_for(stored.queue)
+        job = stamp(stored.queue, stored.payload, check_fire_options(options), defaults, now)
+        first = int(stored.next_fire_at)
+        count = every.due(first, now)
+        fired = min(count, MAX_CATCH_UP)
+        return cls(
+            job=job._replace(schedule=stored.name),
+            boundaries=range(first, first + fired * every.interval, every.interval),
+            goes_on=every.first_after(first, now),
+        )

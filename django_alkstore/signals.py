@@ -1,0 +1,205 @@
+"""Named events, one for each thing that happens, and the receivers that put them into words.
+
+All log wording of the library is in this file, and all of it goes to the logger `django_alkstore`. A project
+may connect receivers of its own; one that raises is logged by Django and stops nothing. Receivers get
+keyword arguments as listed beside each event.
+"""
+
+import logging
+from collections.abc import Sequence
+from typing import Any
+
+from django.dispatch import Signal
+
+from django_alkstore.names import describe_queue
+
+logger = logging.getLogger("django_alkstore")
+
+worker_started = Signal()  # database, queues, concurrency, pid, worker_id
+worker_stopping = Signal()  # reason, running
+worker_stopped = Signal()  # completed, failed
+worker_gave_back = Signal()  # job_ids, reason
+worker_exhausted = Signal()  # job_ids
+job_started = Signal()  # job
+job_completed = Signal()  # job, seconds
+job_settled = Signal()  # job, seconds: the handler settled it itself
+job_retried = Signal()  # job, seconds, error, traceback, retry_in
+job_died = Signal()  # job, seconds, error, traceback
+job_snoozed = Signal()  # job, delay
+lease_lost = Signal()  # job, what
+job_lapsed = Signal()  # job_id, queue, dead
+job_expired = Signal()  # job_id, queue
+job_unreadable = Signal()  # job_id, queue, reason
+leader_elected = Signal()  # database, pid, owner
+leader_stood_down = Signal()  # reason
+standing_by = Signal()  # owner, expires_at
+schedule_fired = Signal()  # fire
+schedule_broken = Signal()  # name, reason
+jobs_pruned = Signal()  # removed
+database_trouble = Signal()  # doing, error, pause
+database_recovered = Signal()  # doing
+module_broken = Signal()  # module, error
+
+
+_LOG_TEXT = 500
+"""Characters of an error in one line; the job keeps more."""
+
+
+def emit(event: Signal, **data: Any) -> None:
+    """Send `event`. A receiver's error is logged and goes no further."""
+    event.send_robust(sender=None, **data)
+
+
+def _short(text: str) -> str:
+    line = text.split("\n", 1)[0]
+    return line if len(line) <= _LOG_TEXT else line[:_LOG_TEXT] + "…"
+
+
+def _job(job: Any) -> str:
+    return f"job {job.id} in {describe_queue(job.queue)}"
+
+
+def _attempt(job: Any) -> str:
+    return f"attempt {job.attempt} of {job.max_attempts}"
+
+
+def _behind(traceback: str) -> str:
+    return f"\n{traceback.rstrip()}" if traceback else ""
+
+
+def _log(event: Signal, level: int, say: Any) -> None:
+    """Write each `event` at `level` in the words that `say` makes of its data."""
+
+    def receiver(*, signal: Signal, sender: object, **data: Any) -> None:
+        if logger.isEnabledFor(level):
+            logger.log(level, "%s", say(**data))
+
+    event.connect(receiver, weak=False, dispatch_uid="django_alkstore.log")
+
+
+def _listed(names: Sequence[str]) -> str:
+    return ", ".join(describe_queue(name) for name in names)
+
+
+def _ids(job_ids: Sequence[int]) -> str:
+    shown = ", ".join(map(str, job_ids[:10]))
+    return shown + (f" and {len(job_ids) - 10} more" if len(job_ids) > 10 else "")
+
+
+_log(
+    worker_started,
+    logging.INFO,
+    lambda database, queues, concurrency, pid, worker_id: (
+        f"worker started: {_listed(queues)}; concurrency {concurrency}, database {database}, pid {pid}"
+    ),
+)
+_log(
+    worker_stopping,
+    logging.INFO,
+    lambda reason, running: f"worker stopping ({reason}): claims no more, {running} running",
+)
+_log(
+    worker_stopped,
+    logging.INFO,
+    lambda completed, failed: f"worker stopped: {completed} completed, {failed} failed attempts",
+)
+_log(
+    worker_gave_back,
+    logging.INFO,
+    lambda job_ids, reason: f"gave back {len(job_ids)} ({reason}): {_ids(job_ids)}",
+)
+_log(
+    worker_exhausted,
+    logging.ERROR,
+    lambda job_ids: (
+        f"every thread is held by a handler past its time limit (jobs {_ids(job_ids)}); exiting to be started afresh"
+    ),
+)
+_log(job_started, logging.DEBUG, lambda job: f"started {_job(job)} ({_attempt(job)})")
+_log(job_completed, logging.INFO, lambda job, seconds: f"completed {_job(job)} in {seconds:.3f} s")
+_log(
+    job_settled,
+    logging.INFO,
+    lambda job, seconds: f"{_job(job)} was settled by its handler in {seconds:.3f} s",
+)
+_log(
+    job_retried,
+    logging.WARNING,
+    lambda job, seconds, error, traceback, retry_in: (
+        f"failed {_job(job)} after {seconds:.3f} s ({_attempt(job)}), again in {retry_in:g} s: "
+        f"{_short(error)}{_behind(traceback)}"
+    ),
+)
+_log(
+    job_died,
+    logging.ERROR,
+    lambda job, seconds, error, traceback: (
+        f"dead: {_job(job)} after {seconds:.3f} s ({_attempt(job)}): {_short(error)}{_behind(traceback)}"
+    ),
+)
+_log(job_snoozed, logging.INFO, lambda job, delay: f"snoozed {_job(job)} for {delay:g} s")
+_log(
+    lease_lost,
+    logging.WARNING,
+    lambda job, what: f"lost the lease on {_job(job)} ({_attempt(job)}): its {what} changed nothing",
+)
+_log(
+    job_lapsed,
+    logging.WARNING,
+    lambda job_id, queue, dead: (
+        f"the lease on job {job_id} in {describe_queue(queue)} ran out; "
+        + ("dead, its attempts are spent" if dead else "claimable again")
+    ),
+)
+_log(
+    job_expired,
+    logging.WARNING,
+    lambda job_id, queue: f"job {job_id} in {describe_queue(queue)} expired before it could run",
+)
+_log(
+    job_unreadable,
+    logging.ERROR,
+    lambda job_id, queue, reason: f"dead: job {job_id} in {describe_queue(queue)}: {_short(reason)}",
+)
+_log(
+    leader_elected,
+    logging.INFO,
+    lambda database, pid, owner: f"scheduler leads: database {database}, pid {pid}",
+)
+_log(leader_stood_down, logging.INFO, lambda reason: f"scheduler stood down: {reason}")
+_log(
+    standing_by,
+    logging.INFO,
+    lambda owner, expires_at: f"scheduler stands by: {owner} leads",
+)
+_log(
+    schedule_fired,
+    logging.INFO,
+    lambda fire: (
+        f"fired {fire.name} for {fire.fire_at.isoformat(timespec='seconds')}: "
+        f"job {fire.job_id} in {describe_queue(fire.queue)}"
+    ),
+)
+_log(
+    schedule_broken,
+    logging.ERROR,
+    lambda name, reason: f"schedule {name} cannot be read and is paused: {_short(reason)}",
+)
+_log(
+    jobs_pruned,
+    logging.INFO,
+    lambda removed: "pruned " + ", ".join(f"{count} {state}" for state, count in removed.items()),
+)
+_log(
+    database_trouble,
+    logging.WARNING,
+    lambda doing, error, pause: (
+        f"database trouble while {doing}, again in {pause:.1f} s: {_short(str(error))}"
+    ),
+)
+_log(database_recovered, logging.INFO, lambda doing: f"database is back: {doing}")
+_log(
+    module_broken,
+    logging.ERROR,
+    lambda module, error: f"cannot import {module}: {_short(str(error))}{_behind(error.__traceback_text__)}",
+)
