@@ -88,9 +88,7 @@ def _json_encoder(where: str, value: object) -> type[json.JSONEncoder] | None:
         except ImportError as error:
             raise InvalidOption(f"{where} cannot be imported: {error}") from error
     if value is not None and not (isinstance(value, type) and issubclass(value, json.JSONEncoder)):
-        raise InvalidOption(
-            f"{where} must be a json.JSONEncoder class or the dotted path of one, not {value!r}"
-        )
+        raise InvalidOption(f"{where} must be a json.JSONEncoder class or the dotted path of one, not {value!r}")
     return value
 
 

@@ -23,9 +23,7 @@ def seconds(option: str, value: object, *, zero: bool) -> float:
         except OverflowError:
             number = math.inf
     else:
-        raise InvalidOption(
-            f"{option} must be a number of seconds or a timedelta, not {type(value).__name__}"
-        )
+        raise InvalidOption(f"{option} must be a number of seconds or a timedelta, not {type(value).__name__}")
     if not math.isfinite(number) or number < (0 if zero else SHORTEST):
         bound = "0 or more" if zero else "above 0"
         raise InvalidOption(f"{option} must be finite and {bound}, not {value!r}")

@@ -85,9 +85,7 @@ class LockLost(AlkstoreError):
     """A `with` block ended without its lock, which had lapsed or been taken: `.name`."""
 
     def __init__(self, name: str) -> None:
-        super().__init__(
-            f"lock {name!r} was lost before the end of its block, which ran unprotected from then on"
-        )
+        super().__init__(f"lock {name!r} was lost before the end of its block, which ran unprotected from then on")
         self.name = name
 
 

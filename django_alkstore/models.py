@@ -56,12 +56,8 @@ class Job(models.Model):
     fence = models.PositiveBigIntegerField(default=0, help_text="Grows with each claim; names the claim.")
     worker_id = models.CharField(max_length=255, null=True, help_text="Who holds the lease.")
     lease_expires_at = InstantField(null=True)
-    unique_key = models.CharField(
-        max_length=255, null=True, help_text="At most one live job of the queue has it."
-    )
-    schedule = models.CharField(
-        max_length=names.MAX_LENGTH, null=True, help_text="The schedule that fired it."
-    )
+    unique_key = models.CharField(max_length=255, null=True, help_text="At most one live job of the queue has it.")
+    schedule = models.CharField(max_length=names.MAX_LENGTH, null=True, help_text="The schedule that fired it.")
     fire_at = InstantField(null=True, help_text="The boundary that it was fired for.")
     errors = JSONTextField(default=list)
     last_error = models.TextField(null=True)
@@ -72,9 +68,7 @@ class Job(models.Model):
 
     class Meta(TypedModelMeta):
         constraints = [
-            CheckConstraint(
-                condition=Q(state__in=[*LIVE_STATES, *FINISHED_STATES]), name="alkstore_job_state"
-            ),
+            CheckConstraint(condition=Q(state__in=[*LIVE_STATES, *FINISHED_STATES]), name="alkstore_job_state"),
             CheckConstraint(
                 condition=Q(state=State.PROCESSING, lease_expires_at__isnull=False, worker_id__isnull=False)
                 | (~Q(state=State.PROCESSING) & Q(lease_expires_at__isnull=True, worker_id__isnull=True)),

@@ -35,13 +35,9 @@ def _check(kind: str, name: str) -> None:
     if not _WELL_FORMED.fullmatch(name):
         matched = _WELL_FORMED.match(name)
         position = matched.end() if matched else 0
-        raise InvalidName(
-            f"{kind} name {name!r} has {name[position]!a} at position {position}; allowed are {_RULE}"
-        )
+        raise InvalidName(f"{kind} name {name!r} has {name[position]!a} at position {position}; allowed are {_RULE}")
     if name.startswith(RESERVED_PREFIX):
-        raise ReservedName(
-            f"{kind} name {name!r} begins with {RESERVED_PREFIX!r}, which belongs to the library"
-        )
+        raise ReservedName(f"{kind} name {name!r} begins with {RESERVED_PREFIX!r}, which belongs to the library")
 
 
 def outbox_queue(outbox: str) -> str:

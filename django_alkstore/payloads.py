@@ -41,9 +41,7 @@ def encode_payload(payload: Any, *, max_bytes: int, encoder: type[json.JSONEncod
         if encoder is None:
             text = _encode_strict(payload)
         else:
-            text = json.dumps(
-                payload, cls=encoder, ensure_ascii=False, allow_nan=False, separators=(",", ":")
-            )
+            text = json.dumps(payload, cls=encoder, ensure_ascii=False, allow_nan=False, separators=(",", ":"))
         size = len(text.encode())
     except RecursionError:
         raise InvalidPayload("payload is nested too deeply for the JSON encoder") from None

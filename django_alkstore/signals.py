@@ -193,9 +193,7 @@ _log(
 _log(
     database_trouble,
     logging.WARNING,
-    lambda doing, error, pause: (
-        f"database trouble while {doing}, again in {pause:.1f} s: {_short(str(error))}"
-    ),
+    lambda doing, error, pause: f"database trouble while {doing}, again in {pause:.1f} s: {_short(str(error))}",
 )
 _log(database_recovered, logging.INFO, lambda doing: f"database is back: {doing}")
 _log(

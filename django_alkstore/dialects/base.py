@@ -126,9 +126,7 @@ class Dialect(ABC):
     # Transactions
 
     @abstractmethod
-    def take_writer_lock(
-        self, connection: BaseDatabaseWrapper, cursor: CursorWrapper, *, fresh: bool
-    ) -> None:
+    def take_writer_lock(self, connection: BaseDatabaseWrapper, cursor: CursorWrapper, *, fresh: bool) -> None:
         """Hold whatever serialises writers from here to the end of the transaction; `fresh`: it has just begun."""
 
     @abstractmethod
@@ -156,9 +154,7 @@ class Dialect(ABC):
     # Jobs out
 
     @abstractmethod
-    def claim(
-        self, cursor: CursorWrapper, queue: str, worker_id: str, limit: int, now: int
-    ) -> list[ClaimedJob]:
+    def claim(self, cursor: CursorWrapper, queue: str, worker_id: str, limit: int, now: int) -> list[ClaimedJob]:
         """Lease up to `limit` due jobs, by priority (high first), `run_at`, id; return them in that order.
 
         Leases nothing while the queue holds a lapsed lease or an expired job: those are put right first, so
@@ -170,9 +166,7 @@ class Dialect(ABC):
         """Complete the jobs of these claims (or delete them); return the ids that took effect. *One statement.*"""
 
     @abstractmethod
-    def retry(
-        self, cursor: CursorWrapper, claim: Claim, now: int, run_at: int, errors: str, last_error: str
-    ) -> bool:
+    def retry(self, cursor: CursorWrapper, claim: Claim, now: int, run_at: int, errors: str, last_error: str) -> bool:
         """Make the job pending again at `run_at`, with its history. *One statement.*"""
 
     @abstractmethod
@@ -239,9 +233,7 @@ class Dialect(ABC):
     # Locks
 
     @abstractmethod
-    def acquire_lock(
-        self, cursor: CursorWrapper, name: str, owner: str, now: int, expires_at: int
-    ) -> int | None:
+    def acquire_lock(self, cursor: CursorWrapper, name: str, owner: str, now: int, expires_at: int) -> int | None:
         """Take a lock that is free or has lapsed, and return its token; `None` where it is held."""
 
     # Schedules

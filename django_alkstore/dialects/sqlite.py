@@ -189,11 +189,7 @@ PAUSE_BROKEN = f"UPDATE {SCHEDULE} SET enabled = 0, last_error = %s, updated_at 
 def _ack_text(count: int, *, delete: bool) -> str:
     """The text that finishes `count` claims at once. Row values against a VALUES list would scan the table."""
     held = f"({HELD})"
-    action = (
-        f"DELETE FROM {JOB}"
-        if delete
-        else f"UPDATE {JOB} SET state = 'completed', {LET_GO}, finished_at = %s"
-    )
+    action = f"DELETE FROM {JOB}" if delete else f"UPDATE {JOB} SET state = 'completed', {LET_GO}, finished_at = %s"
     return f"{action} WHERE {' OR '.join([held] * count)} RETURNING id"
 
 
@@ -235,9 +231,7 @@ class DataVersion:
 class SQLite(Dialect):
     """SQLite 3.35 or newer: one writer, a lock for the whole file, a snapshot for each reader."""
 
-    def take_writer_lock(
-        self, connection: BaseDatabaseWrapper, cursor: CursorWrapper, *, fresh: bool
-    ) -> None:
+    def take_writer_lock(self, connection: BaseDatabaseWrapper, cursor: CursorWrapper, *, fresh: bool) -> None:
         # BEGIN IMMEDIATE and BEGIN EXCLUSIVE have taken it; a deferred BEGIN has taken nothing.
         if not (fresh and connection.transaction_mode in ("IMMEDIATE", "EXCLUSIVE")):  # type: ignore[attr-defined]
             cursor.execute(TAKE_WRITER_LOCK)
@@ -262,15 +256,11 @@ class SQLite(Dialect):
         last = cursor.execute("SELECT last_insert_rowid()").fetchone()[0]  # type: ignore[union-attr]
         return list(range(last - len(jobs) + 1, last + 1))
 
-    def claim(
-        self, cursor: CursorWrapper, queue: str, worker_id: str, limit: int, now: int
-    ) -> list[ClaimedJob]:
+    def claim(self, cursor: CursorWrapper, queue: str, worker_id: str, limit: int, now: int) -> list[ClaimedJob]:
         claimed: list[ClaimedJob] = []
         # One statement claims from one priority; a batch may reach into the next.
         while len(claimed) < limit:
-            cursor.execute(
-                CLAIM, {"queue": queue, "worker_id": worker_id, "limit": limit - len(claimed), "now": now}
-            )
+            cursor.execute(CLAIM, {"queue": queue, "worker_id": worker_id, "limit": limit - len(claimed), "now": now})
             rows = cursor.fetchall()
             if not rows:
                 break
@@ -289,9 +279,7 @@ class SQLite(Dialect):
             acked.update(row[0] for row in cursor.fetchall())
         return acked
 
-    def retry(
-        self, cursor: CursorWrapper, claim: Claim, now: int, run_at: int, errors: str, last_error: str
-    ) -> bool:
+    def retry(self, cursor: CursorWrapper, claim: Claim, now: int, run_at: int, errors: str, last_error: str) -> bool:
         return _took_effect(cursor, RETRY, (run_at, errors, last_error, *claim, now))
 
     def bury(self, cursor: CursorWrapper, claim: Claim, now: int, errors: str, last_error: str) -> bool:
@@ -343,9 +331,7 @@ class SQLite(Dialect):
         cursor.execute(COUNT_QUEUES, {"now": now})
         return [QueueCounts._make(row) for row in cursor.fetchall()]
 
-    def acquire_lock(
-        self, cursor: CursorWrapper, name: str, owner: str, now: int, expires_at: int
-    ) -> int | None:
+    def acquire_lock(self, cursor: CursorWrapper, name: str, owner: str, now: int, expires_at: int) -> int | None:
         cursor.execute(FREE_LAPSED_LOCK, (name, now))
         cursor.execute(INSERT_LOCK, (name, owner, now, expires_at))
         return cursor.lastrowid if cursor.rowcount == 1 else None

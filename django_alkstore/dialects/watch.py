@@ -111,9 +111,7 @@ class Watch:
 
     def _told_of_our_file(self) -> bool:
         # The events' order and kind say nothing that the database itself does not say better.
-        return any(
-            not event.name or event.name.startswith(self._name) for event in self._events.read(timeout=0)
-        )
+        return any(not event.name or event.name.startswith(self._name) for event in self._events.read(timeout=0))
 
     def close(self) -> None:
         self._selector.close()

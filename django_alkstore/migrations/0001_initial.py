@@ -44,9 +44,7 @@ class Migration(migrations.Migration):
                 ("run_at", django_alkstore.fields.InstantField(help_text="Due from this moment on.")),
                 (
                     "attempts",
-                    models.PositiveIntegerField(
-                        default=0, help_text="Claims that count against the maximum."
-                    ),
+                    models.PositiveIntegerField(default=0, help_text="Claims that count against the maximum."),
                 ),
                 ("max_attempts", models.PositiveIntegerField()),
                 (
@@ -56,23 +54,17 @@ class Migration(migrations.Migration):
                 ("backoff_base", models.FloatField(help_text="The first wait after a failure, in seconds.")),
                 (
                     "expires_at",
-                    django_alkstore.fields.InstantField(
-                        help_text="Not delivered from this moment on.", null=True
-                    ),
+                    django_alkstore.fields.InstantField(help_text="Not delivered from this moment on.", null=True),
                 ),
                 (
                     "fence",
-                    models.PositiveBigIntegerField(
-                        default=0, help_text="Grows with each claim; names the claim."
-                    ),
+                    models.PositiveBigIntegerField(default=0, help_text="Grows with each claim; names the claim."),
                 ),
                 ("worker_id", models.CharField(help_text="Who holds the lease.", max_length=255, null=True)),
                 ("lease_expires_at", django_alkstore.fields.InstantField(null=True)),
                 (
                     "unique_key",
-                    models.CharField(
-                        help_text="At most one live job of the queue has it.", max_length=255, null=True
-                    ),
+                    models.CharField(help_text="At most one live job of the queue has it.", max_length=255, null=True),
                 ),
                 (
                     "schedule",
@@ -80,9 +72,7 @@ class Migration(migrations.Migration):
                 ),
                 (
                     "fire_at",
-                    django_alkstore.fields.InstantField(
-                        help_text="The boundary that it was fired for.", null=True
-                    ),
+                    django_alkstore.fields.InstantField(help_text="The boundary that it was fired for.", null=True),
                 ),
                 ("errors", django_alkstore.fields.JSONTextField(default=list)),
                 ("last_error", models.TextField(null=True)),
@@ -114,9 +104,7 @@ class Migration(migrations.Migration):
                 ],
                 "constraints": [
                     models.CheckConstraint(
-                        condition=models.Q(
-                            ("state__in", ["pending", "processing", "completed", "dead", "cancelled"])
-                        ),
+                        condition=models.Q(("state__in", ["pending", "processing", "completed", "dead", "cancelled"])),
                         name="alkstore_job_state",
                     ),
                     models.CheckConstraint(
@@ -150,9 +138,7 @@ class Migration(migrations.Migration):
                         condition=models.Q(("max_attempts__gte", 1)), name="alkstore_job_max_attempts"
                     ),
                     models.UniqueConstraint(
-                        condition=models.Q(
-                            ("state__in", ("pending", "processing")), ("unique_key__isnull", False)
-                        ),
+                        condition=models.Q(("state__in", ("pending", "processing")), ("unique_key__isnull", False)),
                         fields=("queue", "unique_key"),
                         name="alkstore_job_live_unique_key",
                     ),
@@ -181,9 +167,7 @@ class Migration(migrations.Migration):
                 ("next_fire_at", django_alkstore.fields.InstantField()),
                 (
                     "last_fire_at",
-                    django_alkstore.fields.InstantField(
-                        help_text="The last boundary that was fired.", null=True
-                    ),
+                    django_alkstore.fields.InstantField(help_text="The last boundary that was fired.", null=True),
                 ),
                 ("last_error", models.TextField(help_text="Why the library paused it.", null=True)),
                 ("created_at", django_alkstore.fields.InstantField()),

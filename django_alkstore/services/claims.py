@@ -66,9 +66,7 @@ def claim_from(alias: str, queue: str, worker_id: str, limit: int, what: str) ->
     refuse_open(alias, what)
     dialect = dialect_of(connections[alias])
     while True:
-        claimed, swept = write_transaction(
-            alias, partial(claim_or_sweep, dialect, alias, queue, worker_id, limit)
-        )
+        claimed, swept = write_transaction(alias, partial(claim_or_sweep, dialect, alias, queue, worker_id, limit))
         swept.announce()
         if claimed or not swept:
             return claimed

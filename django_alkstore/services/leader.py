@@ -67,9 +67,7 @@ def _resign(leadership: LockHandle) -> None:
     try:
         leadership.release()
     except DatabaseError as error:
-        signals.emit(
-            signals.database_trouble, doing="freeing the leadership", error=error, pause=LEADERSHIP_TTL
-        )
+        signals.emit(signals.database_trouble, doing="freeing the leadership", error=error, pause=LEADERSHIP_TTL)
 
 
 class _Leader:

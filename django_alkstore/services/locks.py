@@ -97,9 +97,7 @@ class LockHandle:
             raise LockLost(self.name)
 
 
-def lock(
-    name: str, ttl: float | timedelta = 60.0, owner: str | None = None, *, using: str | None = None
-) -> LockHandle:
+def lock(name: str, ttl: float | timedelta = 60.0, owner: str | None = None, *, using: str | None = None) -> LockHandle:
     """A handle on the lock `name`, which is not taken yet: use it as a context manager, or `acquire` it.
 
     `ttl`: seconds that an acquisition lasts unless renewed. `owner`: a name for people to see (default: one

@@ -80,8 +80,6 @@ def outbox(name: str, *, using: str | None = None) -> Outbox:
     return Outbox(name, using)
 
 
-def outbox_enqueue_tx(
-    name: str, payload: Any, *, using: str | None = None, **options: Unpack[JobOptions]
-) -> Job:
+def outbox_enqueue_tx(name: str, payload: Any, *, using: str | None = None, **options: Unpack[JobOptions]) -> Job:
     """Add a job to the outbox `name` in the caller's transaction. As `Outbox.enqueue_tx`."""
     return Outbox(name, using).enqueue_tx(payload, **options)

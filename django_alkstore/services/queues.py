@@ -223,6 +223,5 @@ def queue_stats(*, using: str | None = None) -> list[QueueStats]:
     with connection.cursor() as cursor:
         counted = dialect_of(connection).count_queues(cursor, now)
     return [
-        QueueStats(*row[:-1], None if row.oldest_due is None else (now - row.oldest_due) / SECOND)
-        for row in counted
+        QueueStats(*row[:-1], None if row.oldest_due is None else (now - row.oldest_due) / SECOND) for row in counted
     ]
