@@ -76,9 +76,9 @@ def job_defaults(where: str, value: object) -> JobDefaults:
 
 
 def _database(where: str, value: object) -> str | None:
-    if value is not None and value not in django_settings.DATABASES:
-        raise InvalidOption(f"{where} is {value!r}, which is not in DATABASES")
-    return value  # type: ignore[return-value]  None, or a key of DATABASES
+    if value is None or (isinstance(value, str) and value in django_settings.DATABASES):
+        return value
+    raise InvalidOption(f"{where} is {value!r}, which is not in DATABASES")
 
 
 def _json_encoder(where: str, value: object) -> type[json.JSONEncoder] | None:

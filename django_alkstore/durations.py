@@ -6,6 +6,9 @@ from datetime import datetime, timedelta
 from django_alkstore.clock import LAST_US, SECOND, to_us
 from django_alkstore.exceptions import InvalidOption
 
+Duration = float | timedelta
+"""What a caller may give: seconds, or a timedelta."""
+
 SHORTEST = 1 / SECOND
 """Seconds: what a stored moment can tell apart."""
 

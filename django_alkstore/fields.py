@@ -12,9 +12,10 @@ from django_alkstore.clock import from_us, to_us
 from django_alkstore.payloads import dumps, read_payload
 
 if TYPE_CHECKING:
-    _Instant = models.Field[datetime | int | None, datetime | None]
+    # What is set and read is typed as for a DateTimeField, `null` included; the column is another.
+    _Instant = models.DateTimeField[Any, datetime]
     _JSON = models.Field[Any, Any]
-else:  # Django's own Field takes no type arguments
+else:
     _Instant = _JSON = models.Field
 
 
@@ -40,9 +41,11 @@ class InstantField(_Instant):
             value = parsed
         if isinstance(value, int):
             return from_us(value)
-        if isinstance(value, datetime) and value.utcoffset() is None:
+        if value is not None and not isinstance(value, datetime):
+            raise ValidationError(f"{value!r} is not a moment.")
+        if value is not None and value.utcoffset() is None:
             raise ValidationError(f"{value!r} has no time zone.")
-        return value  # type: ignore[no-any-return]  None or an aware datetime
+        return value
 
     def get_prep_value(self, value: Any) -> Any:
         value = super().get_prep_value(value)

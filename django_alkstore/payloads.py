@@ -131,8 +131,6 @@ def _dict_complaints(value: dict[Any, Any], path: str, strict: bool, inside: fro
 
 def _scalar_complaint(value: Any, strict: bool) -> str | None:
     """What is wrong with a value that holds no others, or `None`."""
-    if value is None or isinstance(value, bool):
-        return None
     if isinstance(value, Enum):
         return f"{type(value).__name__} is not JSON; give its value" if strict else None
     if isinstance(value, str):
@@ -141,8 +139,10 @@ def _scalar_complaint(value: Any, strict: bool) -> str | None:
         return None if math.isfinite(value) else f"{value!r} is not JSON"
     if isinstance(value, int):
         return _int_complaint(value)
-    if not strict:
-        return None
+    return _foreign_complaint(value) if strict and value is not None else None
+
+
+def _foreign_complaint(value: Any) -> str:
     hint = "; pass its primary key" if hasattr(value, "_meta") or hasattr(value, "_iterable_class") else ""
     return f"{type(value).__name__} is not JSON{hint}"
 

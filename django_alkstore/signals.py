@@ -25,6 +25,7 @@ job_completed = Signal()  # job, seconds
 job_settled = Signal()  # job, seconds: the handler settled it itself
 job_retried = Signal()  # job, seconds, error, traceback, retry_in
 job_died = Signal()  # job, seconds, error, traceback
+job_raised_late = Signal()  # job, error, traceback: after the handler had settled the job itself
 job_snoozed = Signal()  # job, delay
 lease_lost = Signal()  # job, what
 job_lapsed = Signal()  # job_id, queue, dead
@@ -38,7 +39,7 @@ schedule_broken = Signal()  # name, reason
 jobs_pruned = Signal()  # removed
 database_trouble = Signal()  # doing, error, pause
 database_recovered = Signal()  # doing
-module_broken = Signal()  # module, error
+module_broken = Signal()  # module, error, traceback
 
 
 _LOG_TEXT = 500
@@ -48,6 +49,15 @@ _LOG_TEXT = 500
 def emit(event: Signal, **data: Any) -> None:
     """Send `event`. A receiver's error is logged and goes no further."""
     event.send_robust(sender=None, **data)
+
+
+def flush() -> None:
+    """Let what was logged be written: the process may end without another chance."""
+    current: logging.Logger | None = logger
+    while current is not None:
+        for handler in current.handlers:
+            handler.flush()
+        current = current.parent if current.propagate else None
 
 
 def _short(text: str) -> str:
@@ -137,6 +147,13 @@ _log(
         f"dead: {_job(job)} after {seconds:.3f} s ({_attempt(job)}): {_short(error)}{_behind(traceback)}"
     ),
 )
+_log(
+    job_raised_late,
+    logging.WARNING,
+    lambda job, error, traceback: (
+        f"{_job(job)} was settled by its handler, which then raised {_short(error)}{_behind(traceback)}"
+    ),
+)
 _log(job_snoozed, logging.INFO, lambda job, delay: f"snoozed {_job(job)} for {delay:g} s")
 _log(
     lease_lost,
@@ -199,5 +216,5 @@ _log(database_recovered, logging.INFO, lambda doing: f"database is back: {doing}
 _log(
     module_broken,
     logging.ERROR,
-    lambda module, error: f"cannot import {module}: {_short(str(error))}{_behind(error.__traceback_text__)}",
+    lambda module, error, traceback: f"cannot import {module}: {_short(error)}{_behind(traceback)}",
 )

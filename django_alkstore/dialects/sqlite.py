@@ -253,7 +253,7 @@ class SQLite(Dialect):
     def insert_jobs(self, cursor: CursorWrapper, jobs: Sequence[NewJob]) -> list[int]:
         cursor.executemany(INSERT_JOB, jobs)
         # AUTOINCREMENT under the writer lock counts up by one, so the last id tells them all.
-        last = cursor.execute("SELECT last_insert_rowid()").fetchone()[0]  # type: ignore[union-attr]
+        last = cursor.execute("SELECT last_insert_rowid()").fetchone()[0]
         return list(range(last - len(jobs) + 1, last + 1))
 
     def claim(self, cursor: CursorWrapper, queue: str, worker_id: str, limit: int, now: int) -> list[ClaimedJob]:
@@ -316,7 +316,7 @@ class SQLite(Dialect):
 
     def prune(self, cursor: CursorWrapper, state: str, before: int, limit: int) -> int:
         cursor.execute(PRUNE, (state, before, limit))
-        return cursor.rowcount
+        return int(cursor.rowcount)
 
     def live_queues(self, cursor: CursorWrapper) -> list[str]:
         cursor.execute(LIVE_QUEUES)
@@ -351,4 +351,4 @@ class SQLite(Dialect):
 
 def _took_effect(cursor: CursorWrapper, text: str, params: tuple[Any, ...]) -> bool:
     cursor.execute(text, params)
-    return cursor.rowcount == 1
+    return bool(cursor.rowcount == 1)

@@ -77,6 +77,12 @@ class Watch:
         except BlockingIOError:
             return  # so many rings wait already that this one is heard with them
 
+    def wait_for_bell(self, timeout: float) -> None:
+        """Wait at most `timeout` seconds for the bell, whatever is committed."""
+        deadline = clock.monotonic() + timeout
+        while (left := deadline - clock.monotonic()) > 0 and not self._pause(left):
+            continue
+
     def wait(self, seen: object, timeout: float) -> bool:
         """Wait at most `timeout` seconds for a commit since `seen`, or the bell; was there a commit?"""
         deadline = clock.monotonic() + timeout

@@ -141,7 +141,8 @@ def _sweep_whole_queue(alias: str, dialect: Dialect, queue: str) -> int:
 def sweep_queue(dialect: Dialect, cursor: CursorWrapper, queue: str, now: int, swept: Swept) -> None:
     """Put right one batch of `queue`'s lapsed and expired jobs, and note them in `swept`. Needs the writer lock."""
     at = from_us(now)
-    reopened, spent = [], []
+    reopened: list[tuple[str, str, int]] = []
+    spent: list[tuple[str, str, int]] = []
     for lapsed in dialect.lapsed(cursor, queue, now, SWEEP_BATCH):
         entry = failures.failure(lapsed.attempts, at, failures.LEASE_EXPIRED)
         change = (failures.append(lapsed.errors, entry), failures.LEASE_EXPIRED, lapsed.id)

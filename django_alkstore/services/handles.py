@@ -1,7 +1,7 @@
 """A claimed job in its holder's hands."""
 
 import threading
-from datetime import datetime, timedelta
+from datetime import datetime
 from typing import Any
 
 from django.db import connections, transaction
@@ -16,7 +16,7 @@ from django_alkstore.dialects.transactions import (
     write_statement,
     write_transaction,
 )
-from django_alkstore.durations import moment_after, seconds
+from django_alkstore.durations import Duration, moment_after, seconds
 from django_alkstore.exceptions import LeaseLost
 from django_alkstore.payloads import decode_payload
 from django_alkstore.services import outcomes
@@ -31,6 +31,7 @@ class JobHandle:
     """
 
     __slots__ = (
+        "acked_in_transaction",
         "attempt",
         "backoff_base",
         "enqueued_at",
@@ -76,6 +77,8 @@ class JobHandle:
         self.history: str = row.errors
         self.lease_lost = threading.Event()
         """Set once the lease is known to be lost: a long handler can look, and stop."""
+        self.acked_in_transaction = False
+        """Was `ack_tx` called? Whether its transaction was committed is another matter."""
         self.settled = False
         """Did one of this handle's own calls end the claim?"""
 
@@ -90,7 +93,7 @@ class JobHandle:
         """The job is done."""
         return self.settle(outcomes.ACK)
 
-    def retry(self, error: object = None, delay: float | timedelta | None = None) -> bool:
+    def retry(self, error: object = None, delay: Duration | None = None) -> bool:
         """This attempt failed with `error` (text or exception): pending again after `delay` seconds (default: the
         backoff curve) while attempts are left, else dead. `InvalidOption` for a delay out of range."""
         return self.settle(outcomes.retry(error, delay))
@@ -103,7 +106,7 @@ class JobHandle:
         """Give the job back at once; this attempt is not counted."""
         return self.settle(outcomes.RELEASE)
 
-    def heartbeat(self, extend: float | timedelta | None = None) -> bool:
+    def heartbeat(self, extend: Duration | None = None) -> bool:
         """Let the lease end `extend` seconds (default: the job's visibility timeout) from now."""
         extension = self.visibility_timeout if extend is None else seconds("extend", extend, zero=False)
         dialect = dialect_of(connections[self.using])
@@ -135,8 +138,16 @@ class JobHandle:
             self.lease_lost.set()
             mark_for_rollback(self.using)
             raise LeaseLost(self.id)
+        self.acked_in_transaction = True
         if connection.in_atomic_block:
             transaction.on_commit(self._mark_settled, using=self.using)
+
+    def hold(self) -> bool:
+        """In the caller's open transaction: take the writer lock and see that the lease is still held."""
+        connection = connections[self.using]
+        with connection.cursor() as cursor:
+            ends = clock.to_us(self.lease_expires_at)
+            return dialect_of(connection).renew(cursor, self.claim, clock.now_us(), ends)
 
     def _mark_settled(self) -> None:
         self.settled = True

@@ -109,7 +109,7 @@ class _Leader:
 
     def _renew(self, now: int) -> bool:
         term = Lock.objects.using(self.alias).filter(
-            name=names.LEADERSHIP_LOCK, token=self.leadership.token, owner=self.leadership.owner
+            name=names.LEADERSHIP_LOCK, token=self.leadership.token or 0, owner=self.leadership.owner
         )
         return term.update(expires_at=from_us(now + round(LEADERSHIP_TTL * SECOND))) == 1
 

@@ -3,7 +3,7 @@
 import os
 import socket
 import uuid
-from datetime import datetime, timedelta
+from datetime import datetime
 from types import TracebackType
 from typing import Self
 
@@ -15,7 +15,7 @@ from django_alkstore import clock
 from django_alkstore.clock import from_us
 from django_alkstore.dialects import dialect_of
 from django_alkstore.dialects.transactions import resolve_alias, write_transaction
-from django_alkstore.durations import moment_after, seconds
+from django_alkstore.durations import Duration, moment_after, seconds
 from django_alkstore.exceptions import LockHeld, LockLost
 from django_alkstore.models import Lock
 from django_alkstore.names import validate_name
@@ -60,7 +60,7 @@ class LockHandle:
         token = dialect.acquire_lock(cursor, self.name, self.owner, now, ends)
         return Lock.objects.using(self.using).get(name=self.name) if token is None else token
 
-    def renew(self, ttl: float | timedelta | None = None) -> bool:
+    def renew(self, ttl: Duration | None = None) -> bool:
         """Let the lock end `ttl` seconds (default: its own) from now; `False` where it has lapsed or is another's."""
         lasting = self.ttl if ttl is None else seconds("ttl", ttl, zero=False)
 
@@ -69,7 +69,7 @@ class LockHandle:
             ends = moment_after("ttl", now, lasting)
             return self._held(now).update(expires_at=from_us(ends))
 
-        return self.token is not None and write_transaction(self.using, extend) == 1
+        return write_transaction(self.using, extend) == 1
 
     def release(self) -> bool:
         """Free the lock; `False`, with nothing changed, where it has lapsed or is another's."""
@@ -77,10 +77,11 @@ class LockHandle:
         def free(cursor: CursorWrapper) -> int:
             return self._held(clock.now_us()).delete()[0]
 
-        return self.token is not None and write_transaction(self.using, free) == 1
+        return write_transaction(self.using, free) == 1
 
     def _held(self, now: int) -> QuerySet[Lock]:
-        mine = Lock.objects.using(self.using).filter(name=self.name, token=self.token, owner=self.owner)
+        # A token of 0 is nobody's: the database counts from 1.
+        mine = Lock.objects.using(self.using).filter(name=self.name, token=self.token or 0, owner=self.owner)
         return mine.filter(expires_at__gt=from_us(now))
 
     def __enter__(self) -> Self:
@@ -97,7 +98,7 @@ class LockHandle:
             raise LockLost(self.name)
 
 
-def lock(name: str, ttl: float | timedelta = 60.0, owner: str | None = None, *, using: str | None = None) -> LockHandle:
+def lock(name: str, ttl: Duration = 60.0, owner: str | None = None, *, using: str | None = None) -> LockHandle:
     """A handle on the lock `name`, which is not taken yet: use it as a context manager, or `acquire` it.
 
     `ttl`: seconds that an acquisition lasts unless renewed. `owner`: a name for people to see (default: one

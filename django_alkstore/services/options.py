@@ -1,20 +1,18 @@
 """What a caller may say about a job, checked and stamped."""
 
 from collections.abc import Mapping
-from datetime import datetime, timedelta
+from datetime import datetime
 from typing import Any, TypedDict
 
 from django_alkstore import conf
 from django_alkstore.conf import JobDefaults
 from django_alkstore.dialects.base import NewJob
-from django_alkstore.durations import aware_moment, moment_after, seconds
+from django_alkstore.durations import Duration, aware_moment, moment_after, seconds
 from django_alkstore.exceptions import InvalidOption
 from django_alkstore.payloads import encode_payload
 
 MAX_TEXT = 255
 """Characters of a unique key, a worker's name or a lock owner's."""
-
-Duration = float | timedelta
 
 
 class FireOptions(TypedDict, total=False):
@@ -32,13 +30,18 @@ class FireOptions(TypedDict, total=False):
     """Seconds from `run_at` after which the job is not delivered any more. Above 0. Default: never."""
 
 
-class JobOptions(FireOptions, total=False):
-    """The options of a job. What is left out, or `None`, takes the queue's default."""
+class UnkeyedOptions(FireOptions, total=False):
+    """The options of a job whose unique key, if any, is an argument of its own."""
 
     delay: Duration | None
     """Seconds from now until it is due. 0 or more."""
     run_at: datetime | None
     """When it is due: an aware datetime, instead of a delay. The past means now."""
+
+
+class JobOptions(UnkeyedOptions, total=False):
+    """The options of a job. What is left out, or `None`, takes the queue's default."""
+
     unique_key: str | None
     """At most one live job of the queue has this key."""
 

@@ -61,7 +61,7 @@ class Outbox:
         if not claimed:
             return False
         job = claimed[0]
-        deliver = getattr(delivery, "deliver", delivery)
+        deliver = delivery if callable(delivery) else delivery.deliver
         try:
             deliver(job)
         except Exception as error:  # noqa: BLE001  whatever it is, it is this attempt's end

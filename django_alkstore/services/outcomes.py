@@ -1,7 +1,6 @@
 """How an attempt ends: the four outcomes, and the one place that puts them on the row."""
 
 from dataclasses import dataclass
-from datetime import timedelta
 from enum import Enum, auto
 from typing import Protocol
 
@@ -11,7 +10,7 @@ from django_alkstore import backoff, conf, failures
 from django_alkstore.clock import SECOND, from_us
 from django_alkstore.dialects import Dialect
 from django_alkstore.dialects.base import Claim
-from django_alkstore.durations import moment_after, seconds
+from django_alkstore.durations import Duration, moment_after, seconds
 from django_alkstore.exceptions import Discard, Retry, Snooze
 
 
@@ -51,7 +50,7 @@ class Claimed(Protocol):
     history: str
 
 
-def retry(error: object = None, delay: float | timedelta | None = None) -> Outcome:
+def retry(error: object = None, delay: Duration | None = None) -> Outcome:
     wait = None if delay is None else seconds("delay", delay, zero=True)
     return Outcome(Kind.RETRY, *failures.describe("retry" if error is None else error), wait)
 

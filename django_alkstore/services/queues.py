@@ -8,7 +8,6 @@ from typing import Any, Unpack
 from django.db import connections
 from django.db.backends.utils import CursorWrapper
 
-
 from django_alkstore import clock, conf
 from django_alkstore.clock import SECOND, from_us
 from django_alkstore.conf import JobDefaults
@@ -24,7 +23,7 @@ from django_alkstore.exceptions import DuplicateJob, InvalidOption
 from django_alkstore.models import Job, State
 from django_alkstore.names import validate_name
 from django_alkstore.payloads import decode_payload
-from django_alkstore.services.options import JobOptions, encode, stamp
+from django_alkstore.services.options import JobOptions, UnkeyedOptions, encode, stamp
 
 
 def enqueue(queue: str, payload: Any, *, using: str | None = None, **options: Unpack[JobOptions]) -> Job:
@@ -66,7 +65,7 @@ def enqueue_many(
 
 
 def get_or_enqueue(
-    queue: str, unique_key: str, payload: Any, *, using: str | None = None, **options: Unpack[JobOptions]
+    queue: str, unique_key: str, payload: Any, *, using: str | None = None, **options: Unpack[UnkeyedOptions]
 ) -> tuple[Job, bool]:
     """The live job of `queue` with this unique key and `False`, or a new one and `True`."""
     validate_name("queue", queue)

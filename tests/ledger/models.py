@@ -8,3 +8,6 @@ class Entry(models.Model):
 
     text = models.CharField(max_length=200)
     job_id = models.BigIntegerField(null=True, unique=True)
+
+    def __str__(self) -> str:
+        return self.text

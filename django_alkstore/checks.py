@@ -1,0 +1,125 @@
+"""System checks: what is unsafe in the project's settings, each with an id and what to do about it."""
+
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+from django.apps import AppConfig
+from django.core.checks import CheckMessage, Error, Warning  # noqa: A004  the check framework's names
+from django.core.exceptions import ImproperlyConfigured
+from django.db import DatabaseError, connections
+from django.db.backends.sqlite3.base import DatabaseWrapper
+
+from django_alkstore import conf, registry
+from django_alkstore.dialects.sqlite import MINIMUM_VERSION
+from django_alkstore.dialects.transactions import resolve_alias
+
+MINIMUM_BUSY_TIMEOUT = 5.0
+"""Seconds. Below this a writer in line gives up while others do nothing wrong."""
+
+_OPTIONS_HINT = (
+    "In DATABASES[{alias!r}]['OPTIONS'] set: 'transaction_mode': 'IMMEDIATE', 'timeout': 20, "
+    "'init_command': 'PRAGMA journal_mode=WAL; PRAGMA synchronous=NORMAL;'."
+)
+
+
+def check_setting(app_configs: Sequence[AppConfig] | None, **kwargs: Any) -> list[CheckMessage]:
+    return [
+        Error(f"{problem}.", hint="See the settings in the README.", id="alkstore.E002")
+        for problem in conf.problems(conf.raw_setting())
+    ]
+
+
+def check_modules(app_configs: Sequence[AppConfig] | None, **kwargs: Any) -> list[CheckMessage]:
+    return [
+        Error(
+            f"{broken.module} cannot be imported: {broken.error}.",
+            hint="Until it can, no worker runs the handlers in it; their jobs wait.",
+            id="alkstore.E003",
+        )
+        for broken in registry.broken_modules()
+    ]
+
+
+def check_database(app_configs: Sequence[AppConfig] | None, **kwargs: Any) -> list[CheckMessage]:
+    try:
+        alias = resolve_alias(None)
+    except ImproperlyConfigured:
+        return []  # check_setting says so
+    connection = connections[alias]
+    if not isinstance(connection, DatabaseWrapper):
+        return [
+            Error(
+                f"The database {alias!r} is {connection.vendor}; django-alkstore works on SQLite, for now.",
+                hint="Name a SQLite database in ALKSTORE['DATABASE'], and route the app's models to it.",
+                id="alkstore.E004",
+            )
+        ]
+    too_old = _check_version(connection)
+    return too_old or list(_check_options(connection))
+
+
+def _check_version(connection: DatabaseWrapper) -> list[CheckMessage]:
+    version = connection.get_database_version()
+    if version >= MINIMUM_VERSION:
+        return []
+    found, needed = (".".join(map(str, v)) for v in (version, MINIMUM_VERSION))
+    return [
+        Error(
+            f"SQLite {found} is too old: django-alkstore needs {needed} or newer, for RETURNING.",
+            hint="It is the SQLite that Python's sqlite3 module was built with.",
+            id="alkstore.E001",
+        )
+    ]
+
+
+def _check_options(connection: DatabaseWrapper) -> Iterator[CheckMessage]:
+    alias = connection.alias
+    hint = _OPTIONS_HINT.format(alias=alias)
+    mode = str(connection.settings_dict["OPTIONS"].get("transaction_mode") or "DEFERRED").upper()
+    if mode != "IMMEDIATE":
+        yield Warning(
+            f"The database {alias!r} begins transactions in {mode} mode.",
+            hint=(
+                "The library's own transactions are right in every mode, but one of yours that reads and then "
+                f"writes can be refused in DEFERRED, and EXCLUSIVE shuts out readers. {hint}"
+            ),
+            id="alkstore.W001",
+        )
+    if mode != "DEFERRED" and connection.settings_dict["ATOMIC_REQUESTS"]:
+        yield Warning(
+            f"ATOMIC_REQUESTS on the database {alias!r} in {mode} mode: each request takes the writer lock.",
+            hint="Mark read-only views with @transaction.non_atomic_requests, or open transactions where you write.",
+            id="alkstore.W003",
+        )
+    if connection.is_in_memory_db():
+        return
+    journal, timeout = _effective_pragmas(connection)
+    if journal != "wal":
+        yield Warning(
+            f"The database {alias!r} is in journal mode {journal!r}, not WAL: readers and writers wait for each other.",
+            hint=f"{hint} A network file system cannot hold a WAL database; move the file to a local disk.",
+            id="alkstore.W002",
+        )
+    if timeout < MINIMUM_BUSY_TIMEOUT:
+        yield Warning(
+            f"The busy timeout of the database {alias!r} is {timeout:g} s, below {MINIMUM_BUSY_TIMEOUT:g} s.",
+            hint=f"{hint} (Inside OPTIONS, not beside it.)",
+            id="alkstore.W004",
+        )
+
+
+def _effective_pragmas(connection: DatabaseWrapper) -> tuple[str, float]:
+    """Journal mode and busy timeout in seconds, as a live connection has them and not as the settings say.
+
+    On a connection of its own: this thread's may be inside a transaction.
+    """
+    probe = connections.create_connection(connection.alias)
+    try:
+        with probe.cursor() as cursor:
+            journal = cursor.execute("PRAGMA journal_mode").fetchone()[0]
+            timeout = cursor.execute("PRAGMA busy_timeout").fetchone()[0] / 1000
+    except DatabaseError as error:
+        return f"unreadable ({error})", 0.0
+    finally:
+        probe.close()
+    return str(journal).lower(), timeout

@@ -1,0 +1,110 @@
+"""What the commands share: the arguments, and turning an outcome into an exit code."""
+
+import argparse
+import math
+from typing import Any
+
+from django.core.exceptions import ImproperlyConfigured
+from django.core.management.base import BaseCommand, CommandError, CommandParser
+from django.db import DatabaseError, connections
+
+from django_alkstore import clock
+from django_alkstore.dialects.transactions import resolve_alias
+from django_alkstore.models import Job
+from django_alkstore.runtime.loop import NotRegistered, refuse_in_memory, show_log
+
+EXIT_USAGE = 2
+
+
+def positive_int(text: str) -> int:
+    number = int(text)
+    if number < 1:
+        raise argparse.ArgumentTypeError(f"{text} is not a whole number of at least 1")
+    return number
+
+
+def duration(text: str) -> float:
+    number = float(text)
+    if not (math.isfinite(number) and number >= 0):
+        raise argparse.ArgumentTypeError(f"{text} is not a number of seconds")
+    return number
+
+
+class AlkstoreCommand(BaseCommand):
+    """A command on one database."""
+
+    def add_arguments(self, parser: CommandParser) -> None:
+        parser.add_argument(
+            "--database", help="Database alias. Default: ALKSTORE['DATABASE'], else the routers' choice."
+        )
+
+    def handle(self, *args: Any, **options: Any) -> str | None:
+        alias = options["database"] or resolve_alias(None)
+        if alias not in connections:
+            raise CommandError(f"there is no database {alias!r} in DATABASES", returncode=EXIT_USAGE)
+        try:
+            Job.objects.using(alias).exists()
+        except DatabaseError as error:
+            raise CommandError(
+                f"the tables on the database {alias!r} cannot be read ({error}); run migrate?"
+            ) from error
+        return self.work(alias, options)
+
+    def work(self, alias: str, options: dict[str, Any]) -> str | None:
+        raise NotImplementedError
+
+
+class RunCommand(AlkstoreCommand):
+    """A command that runs until it is stopped, and says what it does through the log."""
+
+    def work(self, alias: str, options: dict[str, Any]) -> str | None:
+        show_log(options["verbosity"])
+        try:
+            refuse_in_memory(alias)
+            code = self.run(alias, options)
+        except NotRegistered as error:
+            raise CommandError(str(error), returncode=EXIT_USAGE) from error
+        except ImproperlyConfigured as error:
+            raise CommandError(str(error)) from error
+        if code:
+            raise SystemExit(code)
+        return None
+
+    def run(self, alias: str, options: dict[str, Any]) -> int:
+        """Run; the exit code."""
+        raise NotImplementedError
+
+
+class WorkerCommand(RunCommand):
+    """A command that runs handlers."""
+
+    def add_arguments(self, parser: CommandParser) -> None:
+        super().add_arguments(parser)
+        parser.add_argument(
+            "--concurrency", type=positive_int, default=4, metavar="N", help="Handlers at once. Default: 4."
+        )
+        parser.add_argument(
+            "--grace",
+            type=duration,
+            default=30.0,
+            metavar="SECONDS",
+            help="How long running handlers may take after SIGTERM. Default: 30.",
+        )
+
+
+def age(seconds: float | None) -> str:
+    """Seconds as people read them: 8 s, 3 min, 5 h, 2 d."""
+    if seconds is None:
+        return "-"
+    for size, unit in ((86_400, "d"), (3_600, "h"), (60, "min")):
+        if seconds >= size:
+            return f"{seconds / size:.0f} {unit}"
+    return f"{seconds:.0f} s"
+
+
+def since(moment: Any) -> str:
+    """How long ago (`3 min ago`), or in how long (`in 3 min`)."""
+    if moment is None:
+        return "-"
+    seconds = (clock.now() - moment).total_seconds()
+    return f"{age(seconds)} ago" if seconds >= 0 else f"in {age(-seconds)}"

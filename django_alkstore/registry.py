@@ -1,0 +1,166 @@
+"""Who handles which queue: what the modules named `alkstore` in the installed apps have registered.
+
+The database names queues and nothing else: what runs for a queue is found here, never imported from a row.
+"""
+
+import threading
+import traceback
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from importlib import import_module
+from inspect import iscoroutinefunction
+from typing import Any, TypeVar
+
+from django.apps import apps
+from django.core.exceptions import ImproperlyConfigured
+from django.utils.module_loading import module_has_submodule
+
+from django_alkstore import signals
+from django_alkstore.durations import Duration, seconds
+from django_alkstore.exceptions import InvalidOption
+from django_alkstore.names import describe_queue, outbox_of, outbox_queue, validate_name
+
+MODULE = "alkstore"
+DEFAULT_TIME_LIMIT = 3_600.0
+
+T = TypeVar("T", bound=Callable[..., Any])
+
+
+@dataclass(frozen=True, slots=True)
+class Registration:
+    """One queue's handler."""
+
+    queue: str
+    """The queue's full name: for an outbox, the derived one."""
+    target: Callable[[Any], Any]
+    """Takes the `JobHandle`."""
+    time_limit: float
+    """Seconds after which an attempt counts as failed."""
+    atomic: bool
+    """Run the handler and its ack in one transaction?"""
+
+    @property
+    def name(self) -> str:
+        """As the project names it: the queue, or the outbox."""
+        return outbox_of(self.queue) or self.queue
+
+    @property
+    def is_outbox(self) -> bool:
+        return outbox_of(self.queue) is not None
+
+    @property
+    def is_async(self) -> bool:
+        return iscoroutinefunction(self.target) or iscoroutinefunction(type(self.target).__call__)
+
+
+@dataclass(frozen=True, slots=True)
+class BrokenModule:
+    """An `alkstore` module that could not be imported."""
+
+    module: str
+    error: str
+    traceback: str
+
+
+_registered: dict[str, Registration] = {}
+_broken: list[BrokenModule] = []
+_discovered = False
+_discovering = threading.Lock()
+
+
+def handler(queue: str, *, time_limit: Duration = DEFAULT_TIME_LIMIT, atomic: bool = False) -> Callable[[T], T]:
+    """Register the decorated callable, sync or async, for the jobs of `queue`. It is returned as it was.
+
+    `time_limit`: seconds (above 0) after which an attempt counts as failed. `atomic`: run the handler and its
+    ack in one transaction, which holds the writer lock for as long as the handler runs. Raises `InvalidName`,
+    `InvalidOption`, and `ImproperlyConfigured` where the queue has a handler already.
+    """
+    return _registrar(validate_name("queue", queue), time_limit, atomic)
+
+
+def delivery(outbox: str, *, time_limit: Duration = DEFAULT_TIME_LIMIT, atomic: bool = False) -> Callable[[T], T]:
+    """Register the decorated callable for the jobs of the outbox `outbox`. As `handler`."""
+    return _registrar(outbox_queue(outbox), time_limit, atomic)
+
+
+def _registrar(queue: str, time_limit: Duration, atomic: bool) -> Callable[[T], T]:
+    limit = seconds("time_limit", time_limit, zero=False)
+    if not isinstance(atomic, bool):
+        raise InvalidOption(f"atomic must be True or False, not {atomic!r}")
+
+    def register(target: T) -> T:
+        if not callable(target):
+            raise InvalidOption(f"the handler of {describe_queue(queue)} must be callable, not {target!r}")
+        taken = _registered.get(queue)
+        if taken is not None:
+            raise ImproperlyConfigured(
+                f"{describe_queue(queue)} has two handlers: {_where(taken.target)} and {_where(target)}"
+            )
+        _registered[queue] = Registration(queue, target, limit, atomic)
+        return target
+
+    return register
+
+
+def _where(target: Callable[..., Any]) -> str:
+    named = target if hasattr(target, "__qualname__") else type(target)
+    return f"{named.__module__}.{named.__qualname__}"
+
+
+def autodiscover() -> None:
+    """Import the `alkstore` module of every installed app, once in a process.
+
+    One that cannot be imported stops nothing: it is logged with its traceback, its handlers are not
+    registered, and the system check reports it.
+    """
+    global _discovered  # noqa: PLW0603  a process discovers once
+    with _discovering:
+        if _discovered:
+            return
+        for app in apps.get_app_configs():
+            if app.module is not None and module_has_submodule(app.module, MODULE):
+                _import(f"{app.name}.{MODULE}")
+        _discovered = True
+
+
+def _import(module: str) -> None:
+    before = dict(_registered)
+    try:
+        import_module(module)
+    except (Exception, SystemExit) as error:  # noqa: BLE001  somebody else's module may raise anything
+        # What it registered before it failed is half a module: a worker must not run it.
+        _registered.clear()
+        _registered.update(before)
+        broken = BrokenModule(module, f"{type(error).__name__}: {error}", traceback.format_exc())
+        _broken.append(broken)
+        signals.emit(signals.module_broken, module=module, error=broken.error, traceback=broken.traceback)
+
+
+def registrations() -> list[Registration]:
+    """Everything that is registered, after discovery, by queue."""
+    autodiscover()
+    return sorted(_registered.values(), key=lambda registration: registration.queue)
+
+
+def broken_modules() -> list[BrokenModule]:
+    """The modules that discovery could not import."""
+    autodiscover()
+    return list(_broken)
+
+
+@contextmanager
+def isolated() -> Iterator[None]:
+    """Inside the block nothing is registered but what the block registers, and nothing is discovered. For tests."""
+    global _discovered  # noqa: PLW0603  put back below
+    before = dict(_registered), list(_broken), _discovered
+    _registered.clear()
+    _broken.clear()
+    _discovered = True
+    try:
+        yield
+    finally:
+        _registered.clear()
+        _registered.update(before[0])
+        _broken[:] = before[1]
+        _discovered = before[2]

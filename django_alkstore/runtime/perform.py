@@ -1,0 +1,87 @@
+"""Running one handler: whatever it does, what comes back is an ending."""
+
+from contextlib import suppress
+from dataclasses import dataclass
+
+from asgiref.sync import async_to_sync
+from django.db import DatabaseError, connections, transaction
+from django.db.backends.base.base import BaseDatabaseWrapper
+
+from django_alkstore import clock
+from django_alkstore.exceptions import LeaseLost
+from django_alkstore.registry import Registration
+from django_alkstore.services import JobHandle
+from django_alkstore.services.outcomes import ACK, Outcome, outcome_of
+
+
+@dataclass(frozen=True, slots=True)
+class Ending:
+    """How an attempt ended, and how long it took."""
+
+    outcome: Outcome | None
+    """`None`: there is nothing left to write, since the handler, or its transaction, has settled the job."""
+    seconds: float
+
+
+def perform(registration: Registration, job: JobHandle) -> Ending:
+    """Run the handler on `job` in this thread. Never raises, whatever the handler raises."""
+    started = clock.monotonic()
+    outcome: Outcome | None
+    try:
+        if registration.atomic:
+            _call_in_transaction(registration, job)
+        else:
+            _call(registration, job)
+    except BaseException as error:  # noqa: BLE001  SystemExit and its kind end the attempt, not the worker
+        outcome = outcome_of(error)
+    else:
+        outcome = None if job.settled else ACK
+    return Ending(outcome, clock.monotonic() - started)
+
+
+def _call(registration: Registration, job: JobHandle) -> None:
+    if registration.is_async:
+        async_to_sync(registration.target)(job)
+    else:
+        registration.target(job)
+
+
+def _call_in_transaction(registration: Registration, job: JobHandle) -> None:
+    """The handler's rows and the ack commit together.
+
+    The transaction takes the writer lock first: a handler that read and then wrote would otherwise be refused
+    by SQLite whenever another had written in between.
+    """
+    with transaction.atomic(using=job.using, durable=True):
+        if not job.hold():
+            raise LeaseLost(job.id)
+        _call(registration, job)
+        if not (job.acked_in_transaction or job.settled):
+            job.ack_tx()
+
+
+def tidy_connections() -> None:
+    """Leave the thread's connections fit for the next job, as Django does between two requests.
+
+    One that the handler left inside a transaction, or in manual commit, is thrown away with all that it had
+    not committed.
+    """
+    for connection in connections.all(initialized_only=True):
+        connection.queries_log.clear()
+        manual = connection.connection is not None and not connection.autocommit
+        if manual or connection.in_atomic_block or connection.needs_rollback:
+            _throw_away(connection)
+            continue
+        try:
+            connection.close_if_unusable_or_obsolete()
+        except DatabaseError:
+            _throw_away(connection)
+
+
+def _throw_away(connection: BaseDatabaseWrapper) -> None:
+    """Django's own `close` would keep the wrapper, and with it the belief that a transaction is open."""
+    raw = connection.connection
+    del connections[connection.alias]
+    if raw is not None:
+        with suppress(Exception):  # it is gone either way
+            raw.close()

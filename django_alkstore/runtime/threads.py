@@ -1,0 +1,101 @@
+"""The threads that run handlers, and the two lists through which they meet the worker's loop."""
+
+import threading
+from collections import deque
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from queue import SimpleQueue
+
+from django_alkstore import clock, signals
+from django_alkstore.registry import Registration
+from django_alkstore.runtime.perform import Ending, perform, tidy_connections
+from django_alkstore.services import JobHandle
+
+
+@dataclass(slots=True, eq=False)
+class Run:
+    """One claimed job in this worker."""
+
+    job: JobHandle
+    registration: Registration
+    claimed_at: float = field(default_factory=clock.monotonic)
+    started_at: float | None = None
+    """Monotonic; `None` while it waits for a free thread."""
+    renew_at: float = 0.0
+    lost: bool = False
+    """Is the lease known to be lost?"""
+
+    @property
+    def holds_lease(self) -> bool:
+        return not (self.lost or self.job.settled)
+
+
+class Threads:
+    """`count` threads. A job given to them waits until one is free, and can be withdrawn until then."""
+
+    def __init__(self, count: int, ring: Callable[[], None]) -> None:
+        self.count = count
+        self._ring = ring
+        self._inbox: SimpleQueue[Run | None] = SimpleQueue()
+        self._waiting: dict[Run, None] = {}
+        self._ended: deque[tuple[Run, Ending]] = deque()
+        self.quiet = False
+        """Set by the loop before it sleeps: only then does an ending ring."""
+        self._threads = [
+            threading.Thread(target=self._work, name=f"alkstore-handler-{number}", daemon=True)
+            for number in range(count)
+        ]
+
+    def start(self) -> None:
+        for thread in self._threads:
+            thread.start()
+
+    def give(self, run: Run) -> None:
+        self._waiting[run] = None
+        self._inbox.put(run)
+
+    def waiting(self) -> int:
+        return len(self._waiting)
+
+    def withdraw(self) -> list[Run]:
+        """Take back what no thread has started."""
+        return [run for run in list(self._waiting) if self._take(run)]
+
+    def endings(self) -> list[tuple[Run, Ending]]:
+        """What has ended since the last call."""
+        ended = []
+        while self._ended:
+            ended.append(self._ended.popleft())
+        return ended
+
+    def any_ended(self) -> bool:
+        return bool(self._ended)
+
+    def finish(self, patience: float) -> bool:
+        """Let the free threads end; `False` where a handler still holds one."""
+        for _ in self._threads:
+            self._inbox.put(None)
+        deadline = clock.monotonic() + patience
+        for thread in self._threads:
+            thread.join(max(0.0, deadline - clock.monotonic()))
+        return not any(thread.is_alive() for thread in self._threads)
+
+    def _take(self, run: Run) -> bool:
+        """Exactly one of a thread and `withdraw` gets a run: removing a key is atomic."""
+        try:
+            del self._waiting[run]
+        except KeyError:
+            return False
+        return True
+
+    def _work(self) -> None:
+        while (run := self._inbox.get()) is not None:
+            if not self._take(run):
+                continue
+            run.started_at = clock.monotonic()
+            signals.emit(signals.job_started, job=run.job)
+            ending = perform(run.registration, run.job)
+            tidy_connections()
+            self._ended.append((run, ending))
+            if self.quiet:
+                self._ring()

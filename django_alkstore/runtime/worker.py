@@ -1,0 +1,420 @@
+"""The worker: one loop that owns all of the queue's writes, and threads that run handlers.
+
+Each round of the loop is at most one transaction: it finishes what has ended, renews the leases that need it
+and claims what the free threads can start. With many short jobs a round finishes and claims many at once; a
+lone job is claimed and finished at once, waiting for nobody. While a handler runs, no transaction of the
+library is open. A crash between a handler's end and the commit of its round means a redelivery, as a crash
+before the handler's end does.
+
+What the loop waits for, in one place (`Watch`): a commit by anybody, a handler's end (the bell), a signal (the
+bell), and its own deadlines: a job's due moment, a lease to renew, a time limit, the grace's end.
+"""
+
+import os
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from functools import partial
+
+from django.db import DatabaseError, connections
+from django.db.backends.utils import CursorWrapper
+
+from django_alkstore import clock, failures, signals
+from django_alkstore.clock import SECOND
+from django_alkstore.dialects import dialect_of
+from django_alkstore.dialects.transactions import write_transaction
+from django_alkstore.dialects.watch import Watch
+from django_alkstore.registry import Registration
+from django_alkstore.runtime.perform import Ending
+from django_alkstore.runtime.threads import Run, Threads
+from django_alkstore.services import JobHandle, outcomes
+from django_alkstore.services.claims import Swept, claim_or_sweep
+from django_alkstore.services.locks import unique_owner
+from django_alkstore.services.maintenance import Upkeep
+from django_alkstore.services.outcomes import RELEASE, Kind, Outcome
+from django_alkstore.services.patience import Patience
+from django_alkstore.services.queues import next_claim_us
+
+LONGEST_SLEEP = 60.0
+LONGEST_PREFETCH = 1.0
+"""Seconds that a claimed job may wait for a free thread before it is given back."""
+QUICK = 0.1
+"""Seconds. Only while handlers take less than this on average is anything claimed ahead."""
+RENEWALS_PER_LEASE = 3
+
+EXIT_OK = 0
+EXIT_GRACE_OVER = 1
+EXIT_EXHAUSTED = 4
+
+
+@dataclass(slots=True)
+class Work:
+    """What one round is to write."""
+
+    acks: list[Run] = field(default_factory=list)
+    endings: list[tuple[Run, Outcome]] = field(default_factory=list)
+    renewals: list[Run] = field(default_factory=list)
+    queues: list[str] = field(default_factory=list)
+    wanted: int = 0
+
+    def __bool__(self) -> bool:
+        return bool(self.acks or self.endings or self.renewals or (self.queues and self.wanted))
+
+
+@dataclass(slots=True)
+class Written:
+    """What one round has written, for once it is committed."""
+
+    acked: set[int] = field(default_factory=set)
+    endings: list[bool] = field(default_factory=list)
+    renewals: list[bool] = field(default_factory=list)
+    claimed: list[JobHandle] = field(default_factory=list)
+    drained: list[str] = field(default_factory=list)
+    """Queues that had less than was asked for."""
+    swept: list[Swept] = field(default_factory=list)
+
+
+class Worker:
+    """Runs the handlers of some queues and outboxes of one database."""
+
+    def __init__(
+        self,
+        alias: str,
+        registrations: Sequence[Registration],
+        *,
+        concurrency: int = 4,
+        grace: float = 30.0,
+        end_process: Callable[[int], None] = os._exit,
+    ) -> None:
+        self.alias = alias
+        self.registrations = {registration.queue: registration for registration in registrations}
+        self.concurrency = concurrency
+        self.grace = grace
+        self.worker_id = unique_owner()
+        self._end_process = end_process
+        self._dialect = dialect_of(connections[alias])
+        self._watch = Watch(alias)
+        self._threads = Threads(concurrency, self._watch.ring)
+        self._runs: dict[Run, None] = {}
+        """Claimed and not ended: those that wait for a thread, and those that have one."""
+        self._stuck: set[Run] = set()
+        """Past their time limit: the attempt has been failed, the thread is still held."""
+        self._unwritten: list[tuple[Run, Outcome]] = []
+        """Ended, and not on the row yet."""
+        self._due: dict[str, int | None] = dict.fromkeys(self.registrations, 0)
+        """When there may be something to claim, by queue, in microseconds; `None`: not known, ask."""
+        self._rotation = 0
+        self._mean_seconds = LONGEST_PREFETCH
+        self._upkeep = Upkeep(alias)
+        self._patience = Patience("working", alias)
+        self._paused_until = 0.0
+        self._stops: list[str] = []
+        self._grace_ends = 0.0
+        self._stop_announced = False
+        self._completed = 0
+        self._failed = 0
+
+    def stop(self, reason: str) -> None:
+        """Stop: after the running handlers the first time, at once the second. Safe in a signal handler."""
+        self._stops.append(reason)
+        self._watch.ring()
+
+    def run(self) -> int:
+        """Work until told to stop; the exit code.
+
+        Where handlers are still running at the end, the process is ended here, as the last thing after their
+        leases are given back.
+        """
+        database = str(connections[self.alias].settings_dict["NAME"])
+        signals.emit(
+            signals.worker_started,
+            database=database,
+            queues=list(self.registrations),
+            concurrency=self.concurrency,
+            pid=os.getpid(),
+            worker_id=self.worker_id,
+        )
+        self._threads.start()
+        code: int | None = None
+        while code is None:
+            seen = self._watch.version()
+            self._round()
+            code = self._verdict()
+            if code is None:
+                self._wait(seen)
+        signals.emit(signals.worker_stopped, completed=self._completed, failed=self._failed)
+        if not self._threads.finish(patience=0.0 if self._stuck or self._runs else 1.0):
+            self._end_process(code)
+        self._watch.close()
+        return code
+
+    # One round
+
+    def _round(self) -> None:
+        self._collect()
+        if clock.monotonic() < self._paused_until:
+            return
+        work = self._plan()
+        try:
+            if work:
+                written = write_transaction(self.alias, partial(self._write, work))
+                self._unwritten.clear()
+                self._follow_up(work, written)
+            self._look_ahead()
+            self._upkeep.step()
+            self._patience.reset()
+        except DatabaseError as error:
+            self._paused_until = clock.monotonic() + self._patience.after(error)
+        connections[self.alias].queries_log.clear()
+
+    def _collect(self) -> None:
+        """Take in what has ended, what is over its time, and what has waited too long for a thread."""
+        for run, ending in self._threads.endings():
+            if run in self._stuck:
+                self._stuck.discard(run)
+                continue  # it was failed at its time limit; its thread is free again
+            del self._runs[run]
+            self._mean_seconds += (ending.seconds - self._mean_seconds) / 8
+            if ending.outcome is None:
+                self._note_settled(run, ending)
+            else:
+                self._unwritten.append((run, ending.outcome))
+        now = clock.monotonic()
+        for run in list(self._runs):
+            if run.started_at is not None and now - run.started_at >= run.registration.time_limit:
+                self._fail_at_time_limit(run)
+        if self._stops or self._waited_too_long(now):
+            self._take_back("stopping" if self._stops else "no thread became free")
+
+    def _waited_too_long(self, now: float) -> bool:
+        oldest = next((run for run in self._runs if run.started_at is None), None)
+        return oldest is not None and now - oldest.claimed_at >= LONGEST_PREFETCH
+
+    def _fail_at_time_limit(self, run: Run) -> None:
+        del self._runs[run]
+        self._stuck.add(run)
+        self._unwritten.append((run, outcomes.retry(failures.TIME_LIMIT)))
+        run.job.lease_lost.set()
+
+    def _take_back(self, reason: str) -> None:
+        """Give back what no thread has started; nothing is claimed ahead until handlers are quick again."""
+        withdrawn = self._threads.withdraw()
+        for run in withdrawn:
+            del self._runs[run]
+            self._unwritten.append((run, RELEASE))
+        if withdrawn:
+            self._mean_seconds = LONGEST_PREFETCH
+            signals.emit(signals.worker_gave_back, job_ids=[run.job.id for run in withdrawn], reason=reason)
+
+    def _plan(self) -> Work:
+        now = clock.monotonic()
+        work = Work(renewals=[run for run in self._runs if now >= run.renew_at and run.holds_lease])
+        for run, outcome in self._unwritten:
+            if outcome.kind is Kind.ACK:
+                work.acks.append(run)
+            else:
+                work.endings.append((run, outcome))
+        if not self._stops:
+            work.wanted = self._capacity()
+            work.queues = self._due_queues()
+        return work
+
+    def _capacity(self) -> int:
+        """How many jobs to claim: what the free threads can start, and as many again while handlers are quick."""
+        held = len(self._runs) + len(self._stuck)
+        prefetch = self.concurrency if self._mean_seconds < QUICK and not self._stuck else 0
+        return max(0, self.concurrency + prefetch - held)
+
+    def _due_queues(self) -> list[str]:
+        """The queues that may have something to claim, a different one first each time."""
+        now = clock.now_us()
+        due = [queue for queue, moment in self._due.items() if moment is not None and moment <= now]
+        if len(due) > 1:
+            self._rotation = (self._rotation + 1) % len(due)
+            due = due[self._rotation :] + due[: self._rotation]
+        return due
+
+    def _write(self, work: Work, cursor: CursorWrapper) -> Written:
+        """The round's transaction. It changes nothing but the database: it may be run again."""
+        now = clock.now_us()
+        written = Written()
+        if work.acks:
+            claims = [run.job.claim for run in work.acks]
+            written.acked = outcomes.ack_all(cursor, self._dialect, claims, now)
+        for run, outcome in work.endings:
+            written.endings.append(outcomes.apply(cursor, self._dialect, run.job, outcome, now))
+        for run in work.renewals:
+            ends = now + round(run.job.visibility_timeout * SECOND)
+            written.renewals.append(self._dialect.renew(cursor, run.job.claim, now, ends))
+        left = work.wanted
+        for queue in work.queues:
+            if left <= 0:
+                break
+            claimed, swept = claim_or_sweep(self._dialect, self.alias, queue, self.worker_id, left, cursor)
+            written.claimed += claimed
+            written.swept.append(swept)
+            if len(claimed) < left and not swept:
+                written.drained.append(queue)
+            left -= len(claimed)
+        return written
+
+    # After its commit
+
+    def _follow_up(self, work: Work, written: Written) -> None:
+        now = clock.monotonic()
+        for job in written.claimed:
+            run = Run(job, self.registrations[job.queue], claimed_at=now)
+            self._set_renewal(run, now)
+            self._runs[run] = None
+            self._threads.give(run)
+        for queue in written.drained:
+            self._due[queue] = None
+        for run, kept in zip(work.renewals, written.renewals, strict=True):
+            if kept:
+                self._set_renewal(run, now)
+            else:
+                self._note_lost(run, "renewal")
+        for run in work.acks:
+            self._note_ack(run, took_effect=run.job.id in written.acked)
+        for (run, outcome), took_effect in zip(work.endings, written.endings, strict=True):
+            self._note_ending(run, outcome, took_effect=took_effect)
+        for swept in written.swept:
+            swept.announce()
+
+    def _set_renewal(self, run: Run, now: float) -> None:
+        run.renew_at = now + run.job.visibility_timeout / RENEWALS_PER_LEASE
+
+    def _note_settled(self, run: Run, ending: Ending) -> None:
+        self._completed += 1
+        signals.emit(signals.job_settled, job=run.job, seconds=ending.seconds)
+
+    def _note_ack(self, run: Run, *, took_effect: bool) -> None:
+        if took_effect or run.job.acked_in_transaction:
+            self._completed += 1
+            signals.emit(signals.job_completed, job=run.job, seconds=_seconds_of(run))
+        else:
+            self._note_lost(run, "ack")
+
+    def _note_ending(self, run: Run, outcome: Outcome, *, took_effect: bool) -> None:
+        if run.job.settled:
+            signals.emit(signals.job_raised_late, job=run.job, error=outcome.error, traceback=outcome.traceback)
+            return
+        if not took_effect:
+            self._note_lost(run, outcome.kind.name.lower().replace("_", " "))
+            return
+        if outcome.kind is Kind.GIVE_BACK:
+            if outcome.delay is not None:
+                signals.emit(signals.job_snoozed, job=run.job, delay=outcome.delay)
+            return
+        self._failed += 1
+        wait = outcomes.wait_before_retry(run.job, outcome)
+        said = {"error": outcome.error, "traceback": outcome.traceback, "seconds": _seconds_of(run)}
+        if wait is None:
+            signals.emit(signals.job_died, job=run.job, **said)
+        else:
+            signals.emit(signals.job_retried, job=run.job, retry_in=wait, **said)
+
+    def _note_lost(self, run: Run, what: str) -> None:
+        run.lost = True
+        run.job.lease_lost.set()
+        signals.emit(signals.lease_lost, job=run.job, what=what)
+
+    def _look_ahead(self) -> None:
+        """For each queue that was found empty: when is its next job due? Costs a read, only after news."""
+        for queue, moment in self._due.items():
+            if moment is None:
+                self._due[queue] = next_claim_us(self.alias, [queue]) or _NEVER
+
+    # Waiting
+
+    def _wait(self, seen: object) -> None:
+        timeout = self._next_deadline()
+        self._threads.quiet = True
+        if not self._threads.any_ended() and timeout > 0:
+            if self._wants_more():
+                if self._watch.wait(seen, timeout):
+                    # Somebody has committed: what was known about empty queues is out of date.
+                    self._forget_the_empty()
+            else:
+                self._watch.wait_for_bell(timeout)
+        self._threads.quiet = False
+
+    def _forget_the_empty(self) -> None:
+        now = clock.now_us()
+        for queue, moment in self._due.items():
+            if moment is not None and moment > now:
+                self._due[queue] = None
+
+    def _wants_more(self) -> bool:
+        return not self._stops and self._capacity() > 0
+
+    def _next_deadline(self) -> float:
+        """Seconds until there is something to do, though nobody tells."""
+        now = clock.monotonic()
+        if now < self._paused_until:
+            return self._paused_until - now
+        moments = [now + LONGEST_SLEEP, now + self._upkeep.due_in()]
+        if self._stops:
+            moments.append(self._grace_ends)
+        elif self._wants_more():
+            soonest = min((m for m in self._due.values() if m is not None), default=_NEVER)
+            moments.append(now + (soonest - clock.now_us()) / SECOND)
+        for run in self._runs:
+            if run.holds_lease:
+                moments.append(run.renew_at)
+            if run.started_at is None:
+                moments.append(run.claimed_at + LONGEST_PREFETCH)
+            else:
+                moments.append(run.started_at + run.registration.time_limit)
+        return max(0.0, min(moments) - now)
+
+    # The end
+
+    def _verdict(self) -> int | None:
+        """The exit code, once there is one."""
+        if len(self._stuck) >= self.concurrency and not self._unwritten:
+            return self._give_up()
+        if not self._stops:
+            return None
+        if not self._stop_announced:
+            self._stop_announced = True
+            self._grace_ends = clock.monotonic() + self.grace
+            signals.emit(signals.worker_stopping, reason=self._stops[0], running=len(self._runs))
+        if not self._runs and not self._unwritten and not self._threads.any_ended():
+            return EXIT_OK
+        if len(self._stops) > 1 or clock.monotonic() >= self._grace_ends:
+            return self._leave_at_once()
+        return None
+
+    def _give_up(self) -> int:
+        """No thread will ever be free: let the supervisor start the process afresh."""
+        signals.emit(signals.worker_exhausted, job_ids=[run.job.id for run in self._stuck])
+        self._give_back_all("exiting")
+        return EXIT_EXHAUSTED
+
+    def _leave_at_once(self) -> int:
+        self._give_back_all("second signal" if len(self._stops) > 1 else "the grace is over")
+        self._end_process(EXIT_GRACE_OVER)
+        return EXIT_GRACE_OVER
+
+    def _give_back_all(self, reason: str) -> None:
+        """Write what has ended, and give back the rest, attempts refunded. The process ends right after."""
+        self._collect()
+        held = list(self._runs)
+        if held:
+            signals.emit(signals.worker_gave_back, job_ids=[run.job.id for run in held], reason=reason)
+        signals.flush()
+        work = Work(endings=[*self._unwritten, *((run, RELEASE) for run in held)])
+        if not work:
+            return
+        try:
+            write_transaction(self.alias, partial(self._write, work))
+        except DatabaseError as error:
+            # The leases lapse by themselves; there is nobody left here to try again.
+            signals.emit(signals.database_trouble, doing="giving jobs back", error=error, pause=0.0)
+
+
+_NEVER = 2**63 - 1
+
+
+def _seconds_of(run: Run) -> float:
+    return 0.0 if run.started_at is None else clock.monotonic() - run.started_at
