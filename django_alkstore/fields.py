@@ -13,13 +13,13 @@ from django_alkstore.payloads import dumps, read_payload
 
 if TYPE_CHECKING:
     # What is set and read is typed as for a DateTimeField, `null` included; the column is another.
-    _Instant = models.DateTimeField[Any, datetime]
+    _Instant = models.DateTimeField
     _JSON = models.Field[Any, Any]
 else:
     _Instant = _JSON = models.Field
 
 
-class InstantField(_Instant):
+class InstantField(_Instant):  # type: ignore[type-arg]  # the plugin fills them in
     """A moment: microseconds since the epoch in the database, an aware datetime in UTC in Python.
 
     `DateTimeField` stores local time under `USE_TZ=False`, where a lease would jump an hour twice a year.
