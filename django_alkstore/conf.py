@@ -11,7 +11,7 @@ from django.utils.module_loading import import_string
 
 from django_alkstore.durations import seconds
 from django_alkstore.exceptions import AlkstoreError, InvalidOption
-from django_alkstore.names import validate_name
+from django_alkstore.names import outbox_of, validate_name
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,7 +41,11 @@ class Settings:
     queues: Mapping[str, JobDefaults] = field(default_factory=dict)
 
     def defaults_for(self, queue: str) -> JobDefaults:
-        return self.queues.get(queue, _PLAIN_DEFAULTS)
+        """What is stamped on the jobs of a queue, or of an outbox's queue, that leave it out."""
+        configured = self.queues.get(queue)
+        if configured is not None:
+            return configured
+        return OUTBOX_DEFAULTS if outbox_of(queue) else _PLAIN_DEFAULTS
 
 
 _PLAIN_DEFAULTS = JobDefaults()

@@ -7,12 +7,19 @@ known to be wrong, apart from one pass over the keys, which the encoder would qu
 import json
 import math
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from enum import Enum
 from typing import Any, NoReturn
 
 from django_alkstore.exceptions import InvalidPayload
 
+
+def _refuse_constant(name: str) -> NoReturn:
+    raise ValueError(f"{name} is not JSON")
+
+
+_decode_strict = json.JSONDecoder(parse_constant=_refuse_constant).decode
 _encode_strict = json.JSONEncoder(ensure_ascii=False, allow_nan=False, separators=(",", ":")).encode
 
 
@@ -54,8 +61,13 @@ def encode_payload(payload: Any, *, max_bytes: int, encoder: type[json.JSONEncod
 
 
 def decode_payload(text: str) -> Any:
-    """The value of stored JSON text. `ValueError` or `RecursionError` for text that is not JSON."""
-    return json.loads(text, parse_constant=_refuse_constant)
+    """The value of stored JSON text. `TypeError`, `ValueError` or `RecursionError` for what is not JSON text."""
+    try:
+        return _decode_strict(text)
+    except RecursionError:
+        # It was encoded on a stack less deep than this one. A new thread's is empty.
+        with ThreadPoolExecutor(max_workers=1) as fresh:
+            return fresh.submit(_decode_strict, text).result()
 
 
 def read_payload(text: Any) -> Any:
@@ -64,10 +76,6 @@ def read_payload(text: Any) -> Any:
         return decode_payload(text)
     except (TypeError, ValueError, RecursionError) as error:
         return UnreadablePayload(str(text), str(error))
-
-
-def _refuse_constant(name: str) -> NoReturn:
-    raise ValueError(f"{name} is not JSON")
 
 
 def _refuse_what_json_would_change(payload: Any, *, strict: bool) -> None:
@@ -97,36 +105,57 @@ def _refuse_what_json_would_change(payload: Any, *, strict: bool) -> None:
 
 def _explain(payload: Any, *, strict: bool, otherwise: Exception | None = None) -> NoReturn:
     """Raise `InvalidPayload` for the first thing wrong in `payload`, with its path."""
-    for complaint in _complaints(payload, "payload", strict, frozenset()):
-        raise InvalidPayload(complaint) from otherwise
-    raise InvalidPayload(f"payload is not JSON: {otherwise}") from otherwise
+    complaint = _first_complaint(payload, strict) or f"payload is not JSON: {otherwise}"
+    raise InvalidPayload(complaint) from otherwise
 
 
-def _complaints(value: Any, path: str, strict: bool, inside: frozenset[int]) -> Iterator[str]:
-    if isinstance(value, (dict, list, tuple)):
-        if id(value) in inside:
-            yield f"{path}: a cycle is not JSON"
-            return
-        inside |= {id(value)}
-        if isinstance(value, dict):
-            yield from _dict_complaints(value, path, strict, inside)
+def _first_complaint(payload: Any, strict: bool) -> str | None:
+    """Depth first, in order, on a stack of our own: the payload may be as deep as Python's allows."""
+    levels = [iter([("payload", payload)])]
+    containers: list[int] = [0]  # of each level, to tell a cycle from a value that is used twice
+    while levels:
+        path, value = next(levels[-1], ("", _END))
+        if value is _END:
+            levels.pop()
+            containers.pop()
+        elif not isinstance(value, (dict, list, tuple)):
+            if complaint := _scalar_complaint(value, strict):
+                return f"{_shown(path)}: {complaint}"
+        elif id(value) in containers:
+            return f"{_shown(path)}: a cycle is not JSON"
         else:
-            for index, item in enumerate(value):
-                yield from _complaints(item, f"{path}[{index}]", strict, inside)
-    elif complaint := _scalar_complaint(value, strict):
-        yield f"{path}: {complaint}"
+            if isinstance(value, dict) and (complaint := _dict_complaint(value)):
+                return f"{_shown(path)}: {complaint}"
+            containers.append(id(value))
+            levels.append(_items(path, value))
+    return None
 
 
-def _dict_complaints(value: dict[Any, Any], path: str, strict: bool, inside: frozenset[int]) -> Iterator[str]:
+_END = object()
+
+
+def _items(path: str, value: Any) -> Iterator[tuple[str, Any]]:
+    if isinstance(value, dict):
+        for key, item in value.items():
+            yield f"{path}[{json.dumps(key, ensure_ascii=False)}]", item
+    else:
+        for index, item in enumerate(value):
+            yield f"{path}[{index}]", item
+
+
+def _shown(path: str) -> str:
+    return path if len(path) <= 300 else f"{path[:150]} … {path[-150:]}"
+
+
+def _dict_complaint(value: dict[Any, Any]) -> str | None:
     if type(value).__getitem__ is not dict.__getitem__:
-        yield f"{path}: {type(value).__name__} is not JSON; give it as a dict"
-    for key, item in value.items():
+        return f"{type(value).__name__} is not JSON; give it as a dict"
+    for key in value:
         if not isinstance(key, str):
-            yield f"{path}: the key {key!r} is of type {type(key).__name__}; JSON has only str keys"
-        elif _has_surrogate(key):
-            yield f"{path}: the key {key!a} holds a lone surrogate, which UTF-8 cannot hold"
-        else:
-            yield from _complaints(item, f"{path}[{json.dumps(key, ensure_ascii=False)}]", strict, inside)
+            return f"the key {key!r} is of type {type(key).__name__}; JSON has only str keys"
+        if _has_surrogate(key):
+            return f"the key {key!a} holds a lone surrogate, which UTF-8 cannot hold"
+    return None
 
 
 def _scalar_complaint(value: Any, strict: bool) -> str | None:
@@ -156,4 +185,8 @@ def _int_complaint(value: int) -> str | None:
 
 
 def _has_surrogate(text: str) -> bool:
-    return any("\ud800" <= character <= "\udfff" for character in text)
+    try:
+        text.encode()
+    except UnicodeEncodeError:
+        return True
+    return False

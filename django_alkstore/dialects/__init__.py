@@ -3,10 +3,10 @@
 from django.db import NotSupportedError
 from django.db.backends.base.base import BaseDatabaseWrapper
 
-from django_alkstore.dialects.base import Dialect
+from django_alkstore.dialects.base import Dialect, Operations
 from django_alkstore.dialects.sqlite import SQLite
 
-__all__ = ["Dialect", "dialect_of"]
+__all__ = ["Dialect", "Operations", "dialect_of"]
 
 _DIALECTS: dict[str, Dialect] = {"sqlite": SQLite()}
 

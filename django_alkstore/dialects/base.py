@@ -12,11 +12,12 @@ Rules for all of them:
 
 from abc import ABC, abstractmethod
 from collections.abc import Iterable, Sequence
-from typing import NamedTuple, Protocol
+from typing import Any, NamedTuple, Protocol
 
 from django.db import OperationalError
 from django.db.backends.base.base import BaseDatabaseWrapper
-from django.db.backends.utils import CursorWrapper
+
+from django_alkstore.dialects.cursors import Cursor
 
 
 class Change(Protocol):
@@ -120,13 +121,135 @@ Claim = tuple[int, int]
 """A job's id and the fence of the claim."""
 
 
+class Operations(ABC):
+    """What the library does to its rows, over one cursor."""
+
+    def __init__(self, cursor: Cursor) -> None:
+        self.cursor = cursor
+
+    # Jobs in
+
+    @abstractmethod
+    def insert_job(self, job: NewJob) -> int | None:
+        """Store a job and return its id; `None` where its live unique key or its boundary is taken. *One statement.*"""
+
+    @abstractmethod
+    def insert_jobs(self, jobs: Sequence[tuple[Any, ...]]) -> list[int]:
+        """Store jobs (the values of `NewJob`s) without unique keys and return their ids, in order."""
+
+    # Jobs out
+
+    @abstractmethod
+    def claim(self, queue: str, worker_id: str, limit: int, now: int) -> list[ClaimedJob]:
+        """Lease up to `limit` due jobs of the highest priority that has any; return them by `run_at`, id.
+
+        Leases nothing while the queue holds a lapsed lease or an expired job: those are put right first, so
+        that they take their place in the order. *One statement.*
+        """
+
+    @abstractmethod
+    def ack(self, claims: Sequence[Claim], now: int, *, delete: bool) -> set[int]:
+        """Complete the jobs of these claims (or delete them); return the ids that took effect. *One statement.*"""
+
+    @abstractmethod
+    def retry(self, claim: Claim, now: int, run_at: int, errors: str, last_error: str) -> bool:
+        """Make the job pending again at `run_at`, with its history. *One statement.*"""
+
+    @abstractmethod
+    def bury(self, claim: Claim, now: int, errors: str, last_error: str) -> bool:
+        """Make the job dead, with its history. *One statement.*"""
+
+    @abstractmethod
+    def give_back(self, claim: Claim, now: int, run_at: int | None) -> bool:
+        """Make the job pending again, its attempt refunded, at `run_at` (`None`: as it was). *One statement.*"""
+
+    @abstractmethod
+    def renew(self, claim: Claim, now: int, lease_expires_at: int) -> bool:
+        """Let the claim's lease end at `lease_expires_at`. *One statement.*"""
+
+    # Jobs put right
+
+    @abstractmethod
+    def lapsed(self, queue: str, now: int, limit: int) -> list[LapsedJob]:
+        """Up to `limit` jobs of the queue whose lease has run out, the longest first."""
+
+    @abstractmethod
+    def expired(self, queue: str, now: int, limit: int) -> list[ExpiredJob]:
+        """Up to `limit` pending jobs of the queue that have expired, the longest first."""
+
+    @abstractmethod
+    def reopen(self, changes: Iterable[tuple[str, str, int]]) -> None:
+        """Make jobs pending again where they stood: (errors, last_error, id) each."""
+
+    @abstractmethod
+    def close(self, now: int, changes: Iterable[tuple[str, str, int]]) -> None:
+        """Make jobs dead: (errors, last_error, id) each."""
+
+    @abstractmethod
+    def cancel(self, job_id: int, now: int) -> bool:
+        """Cancel a live job. *One statement.*"""
+
+    @abstractmethod
+    def requeue(self, job_id: int, now: int) -> bool:
+        """Make a dead or cancelled job pending, due at `now`, with no attempts spent and no expiry, unless its
+        unique key is taken. *One statement.*"""
+
+    @abstractmethod
+    def run_now(self, job_id: int, now: int) -> bool:
+        """Make a pending job that is not due yet due at `now`. *One statement.*"""
+
+    @abstractmethod
+    def prune(self, state: str, before: int, limit: int) -> int:
+        """Delete up to `limit` jobs of a finished state that finished at `before` or earlier. *One statement.*"""
+
+    # Reading
+
+    @abstractmethod
+    def live_queues(self) -> list[str]:
+        """The queues that hold a live job, at a cost that follows their number and not the jobs'."""
+
+    @abstractmethod
+    def next_claim_at(self, queue: str) -> int | None:
+        """The earliest `run_at` of a pending job or lease end of a processing one."""
+
+    @abstractmethod
+    def count_queues(self, now: int) -> list[QueueCounts]:
+        """Every queue that holds a job, by name."""
+
+    # Locks
+
+    @abstractmethod
+    def acquire_lock(self, name: str, owner: str, now: int, expires_at: int) -> int | None:
+        """Take a lock that is free or has lapsed, and return its token; `None` where it is held."""
+
+    # Schedules
+
+    @abstractmethod
+    def due_schedules(self, now: int) -> list[StoredSchedule]:
+        """The enabled schedules whose next boundary has come, the earliest first."""
+
+    @abstractmethod
+    def move_schedule(self, schedule_id: int, now: int, next_fire_at: int, last_fire_at: int) -> None:
+        """Set where the schedule goes on, and the last boundary that it fired."""
+
+    @abstractmethod
+    def pause_broken(self, schedule_id: int, now: int, error: str) -> None:
+        """Pause a schedule that cannot be read, with the reason on its row."""
+
+
 class Dialect(ABC):
     """One database's way of doing it."""
 
-    # Transactions
+    @abstractmethod
+    def operations(self, cursor: Cursor) -> Operations:
+        """The operations, over this cursor."""
 
     @abstractmethod
-    def take_writer_lock(self, connection: BaseDatabaseWrapper, cursor: CursorWrapper, *, fresh: bool) -> None:
+    def open_cursor(self, connection: BaseDatabaseWrapper) -> Cursor:
+        """A cursor for the operations: Django's, or one that does what Django's does."""
+
+    @abstractmethod
+    def take_writer_lock(self, connection: BaseDatabaseWrapper, cursor: Cursor, *, fresh: bool) -> None:
         """Hold whatever serialises writers from here to the end of the transaction; `fresh`: it has just begun."""
 
     @abstractmethod
@@ -140,114 +263,3 @@ class Dialect(ABC):
     @abstractmethod
     def change(self, using: str) -> Change:
         """Open a connection that sees the commits of others."""
-
-    # Jobs in
-
-    @abstractmethod
-    def insert_job(self, cursor: CursorWrapper, job: NewJob) -> int | None:
-        """Store a job and return its id; `None` where its live unique key or its boundary is taken. *One statement.*"""
-
-    @abstractmethod
-    def insert_jobs(self, cursor: CursorWrapper, jobs: Sequence[NewJob]) -> list[int]:
-        """Store jobs without unique keys and return their ids, in order."""
-
-    # Jobs out
-
-    @abstractmethod
-    def claim(self, cursor: CursorWrapper, queue: str, worker_id: str, limit: int, now: int) -> list[ClaimedJob]:
-        """Lease up to `limit` due jobs, by priority (high first), `run_at`, id; return them in that order.
-
-        Leases nothing while the queue holds a lapsed lease or an expired job: those are put right first, so
-        that they take their place in the order.
-        """
-
-    @abstractmethod
-    def ack(self, cursor: CursorWrapper, claims: Sequence[Claim], now: int, *, delete: bool) -> set[int]:
-        """Complete the jobs of these claims (or delete them); return the ids that took effect. *One statement.*"""
-
-    @abstractmethod
-    def retry(self, cursor: CursorWrapper, claim: Claim, now: int, run_at: int, errors: str, last_error: str) -> bool:
-        """Make the job pending again at `run_at`, with its history. *One statement.*"""
-
-    @abstractmethod
-    def bury(self, cursor: CursorWrapper, claim: Claim, now: int, errors: str, last_error: str) -> bool:
-        """Make the job dead, with its history. *One statement.*"""
-
-    @abstractmethod
-    def give_back(self, cursor: CursorWrapper, claim: Claim, now: int, run_at: int | None) -> bool:
-        """Make the job pending again, its attempt refunded, at `run_at` (`None`: as it was). *One statement.*"""
-
-    @abstractmethod
-    def renew(self, cursor: CursorWrapper, claim: Claim, now: int, lease_expires_at: int) -> bool:
-        """Let the claim's lease end at `lease_expires_at`. *One statement.*"""
-
-    # Jobs put right
-
-    @abstractmethod
-    def lapsed(self, cursor: CursorWrapper, queue: str, now: int, limit: int) -> list[LapsedJob]:
-        """Up to `limit` jobs of the queue whose lease has run out, the longest first."""
-
-    @abstractmethod
-    def expired(self, cursor: CursorWrapper, queue: str, now: int, limit: int) -> list[ExpiredJob]:
-        """Up to `limit` pending jobs of the queue that have expired, the longest first."""
-
-    @abstractmethod
-    def reopen(self, cursor: CursorWrapper, changes: Iterable[tuple[str, str, int]]) -> None:
-        """Make jobs pending again where they stood: (errors, last_error, id) each."""
-
-    @abstractmethod
-    def close(self, cursor: CursorWrapper, now: int, changes: Iterable[tuple[str, str, int]]) -> None:
-        """Make jobs dead: (errors, last_error, id) each."""
-
-    @abstractmethod
-    def cancel(self, cursor: CursorWrapper, job_id: int, now: int) -> bool:
-        """Cancel a live job. *One statement.*"""
-
-    @abstractmethod
-    def requeue(self, cursor: CursorWrapper, job_id: int, now: int) -> bool:
-        """Make a dead or cancelled job pending, due at `now`, with no attempts spent and no expiry, unless its
-        unique key is taken. *One statement.*"""
-
-    @abstractmethod
-    def run_now(self, cursor: CursorWrapper, job_id: int, now: int) -> bool:
-        """Make a pending job that is not due yet due at `now`. *One statement.*"""
-
-    @abstractmethod
-    def prune(self, cursor: CursorWrapper, state: str, before: int, limit: int) -> int:
-        """Delete up to `limit` jobs of a finished state that finished at `before` or earlier. *One statement.*"""
-
-    # Reading
-
-    @abstractmethod
-    def live_queues(self, cursor: CursorWrapper) -> list[str]:
-        """The queues that hold a live job, at a cost that follows their number and not the jobs'."""
-
-    @abstractmethod
-    def next_claim_at(self, cursor: CursorWrapper, queue: str) -> int | None:
-        """The earliest `run_at` of a pending job or lease end of a processing one."""
-
-    @abstractmethod
-    def count_queues(self, cursor: CursorWrapper, now: int) -> list[QueueCounts]:
-        """Every queue that holds a job, by name."""
-
-    # Locks
-
-    @abstractmethod
-    def acquire_lock(self, cursor: CursorWrapper, name: str, owner: str, now: int, expires_at: int) -> int | None:
-        """Take a lock that is free or has lapsed, and return its token; `None` where it is held."""
-
-    # Schedules
-
-    @abstractmethod
-    def due_schedules(self, cursor: CursorWrapper, now: int) -> list[StoredSchedule]:
-        """The enabled schedules whose next boundary has come, the earliest first."""
-
-    @abstractmethod
-    def move_schedule(
-        self, cursor: CursorWrapper, schedule_id: int, now: int, next_fire_at: int, last_fire_at: int
-    ) -> None:
-        """Set where the schedule goes on, and the last boundary that it fired."""
-
-    @abstractmethod
-    def pause_broken(self, cursor: CursorWrapper, schedule_id: int, now: int, error: str) -> None:
-        """Pause a schedule that cannot be read, with the reason on its row."""

@@ -11,7 +11,6 @@ from typing import Any
 
 from django.db import OperationalError, connections
 from django.db.backends.base.base import BaseDatabaseWrapper
-from django.db.backends.utils import CursorWrapper
 
 from django_alkstore.dialects.base import (
     Change,
@@ -21,9 +20,11 @@ from django_alkstore.dialects.base import (
     ExpiredJob,
     LapsedJob,
     NewJob,
+    Operations,
     QueueCounts,
     StoredSchedule,
 )
+from django_alkstore.dialects.cursors import Cursor, open_cursor
 from django_alkstore.models import Job, Lock, Schedule
 
 MINIMUM_VERSION = (3, 35)
@@ -81,6 +82,7 @@ RETURNING {", ".join(ClaimedJob._fields)}
 HELD = "id = %s AND fence = %s AND state = 'processing' AND lease_expires_at > %s"
 LET_GO = "worker_id = NULL, lease_expires_at = NULL"
 
+ACK = f"UPDATE {JOB} SET state = 'completed', {LET_GO}, finished_at = %s WHERE {HELD}"
 RETRY = f"""
 UPDATE {JOB} SET state = 'pending', {LET_GO}, run_at = %s, errors = %s, last_error = %s WHERE {HELD}
 """
@@ -228,10 +230,121 @@ class DataVersion:
         self._wrapper.close()
 
 
+class SQLiteOperations(Operations):
+    """The operations in SQLite's SQL."""
+
+    def insert_job(self, job: NewJob) -> int | None:
+        self.cursor.execute(INSERT_JOB, job)
+        return self.cursor.lastrowid if self.cursor.rowcount == 1 else None
+
+    def insert_jobs(self, jobs: Sequence[tuple[Any, ...]]) -> list[int]:
+        self.cursor.executemany(INSERT_JOB, jobs)
+        # AUTOINCREMENT under the writer lock counts up by one, so the last id tells them all.
+        last = self.cursor.execute("SELECT last_insert_rowid()").fetchone()[0]
+        return list(range(last - len(jobs) + 1, last + 1))
+
+    def claim(self, queue: str, worker_id: str, limit: int, now: int) -> list[ClaimedJob]:
+        self.cursor.execute(CLAIM, {"queue": queue, "worker_id": worker_id, "limit": limit, "now": now})
+        claimed = [ClaimedJob._make(row) for row in self.cursor.fetchall()]
+        if len(claimed) > 1:  # RETURNING promises no order
+            claimed.sort(key=lambda job: (job.run_at, job.id))
+        return claimed
+
+    def ack(self, claims: Sequence[Claim], now: int, *, delete: bool) -> set[int]:
+        if len(claims) == 1 and not delete:
+            return {claims[0][0]} if self._took_effect(ACK, (now, *claims[0], now)) else set()
+        acked: set[int] = set()
+        for start in range(0, len(claims), _MAX_ACKS):
+            some = claims[start : start + _MAX_ACKS]
+            params: list[int] = [] if delete else [now]
+            for job_id, fence in some:
+                params += (job_id, fence, now)
+            self.cursor.execute(_ack_text(len(some), delete=delete), params)
+            acked.update(row[0] for row in self.cursor.fetchall())
+        return acked
+
+    def retry(self, claim: Claim, now: int, run_at: int, errors: str, last_error: str) -> bool:
+        return self._took_effect(RETRY, (run_at, errors, last_error, *claim, now))
+
+    def bury(self, claim: Claim, now: int, errors: str, last_error: str) -> bool:
+        return self._took_effect(BURY, (errors, last_error, now, *claim, now))
+
+    def give_back(self, claim: Claim, now: int, run_at: int | None) -> bool:
+        return self._took_effect(GIVE_BACK, (run_at, *claim, now))
+
+    def renew(self, claim: Claim, now: int, lease_expires_at: int) -> bool:
+        return self._took_effect(RENEW, (lease_expires_at, *claim, now))
+
+    def lapsed(self, queue: str, now: int, limit: int) -> list[LapsedJob]:
+        self.cursor.execute(LAPSED, (queue, now, limit))
+        return [LapsedJob._make(row) for row in self.cursor.fetchall()]
+
+    def expired(self, queue: str, now: int, limit: int) -> list[ExpiredJob]:
+        self.cursor.execute(EXPIRED, (queue, now, limit))
+        return [ExpiredJob._make(row) for row in self.cursor.fetchall()]
+
+    def reopen(self, changes: Iterable[tuple[str, str, int]]) -> None:
+        self.cursor.executemany(REOPEN, list(changes))
+
+    def close(self, now: int, changes: Iterable[tuple[str, str, int]]) -> None:
+        self.cursor.executemany(CLOSE, [(now, *change) for change in changes])
+
+    def cancel(self, job_id: int, now: int) -> bool:
+        return self._took_effect(CANCEL, (now, job_id))
+
+    def requeue(self, job_id: int, now: int) -> bool:
+        return self._took_effect(REQUEUE, (now, job_id))
+
+    def run_now(self, job_id: int, now: int) -> bool:
+        return self._took_effect(RUN_NOW, (now, job_id, now))
+
+    def prune(self, state: str, before: int, limit: int) -> int:
+        self.cursor.execute(PRUNE, (state, before, limit))
+        return int(self.cursor.rowcount)
+
+    def live_queues(self) -> list[str]:
+        self.cursor.execute(LIVE_QUEUES)
+        return [row[0] for row in self.cursor.fetchall()]
+
+    def next_claim_at(self, queue: str) -> int | None:
+        self.cursor.execute(NEXT_CLAIM_AT, {"queue": queue})
+        row = self.cursor.fetchone()
+        return None if row is None else row[0]
+
+    def count_queues(self, now: int) -> list[QueueCounts]:
+        self.cursor.execute(COUNT_QUEUES, {"now": now})
+        return [QueueCounts._make(row) for row in self.cursor.fetchall()]
+
+    def acquire_lock(self, name: str, owner: str, now: int, expires_at: int) -> int | None:
+        self.cursor.execute(FREE_LAPSED_LOCK, (name, now))
+        self.cursor.execute(INSERT_LOCK, (name, owner, now, expires_at))
+        return self.cursor.lastrowid if self.cursor.rowcount == 1 else None
+
+    def due_schedules(self, now: int) -> list[StoredSchedule]:
+        self.cursor.execute(DUE_SCHEDULES, (now,))
+        return [StoredSchedule._make(row) for row in self.cursor.fetchall()]
+
+    def move_schedule(self, schedule_id: int, now: int, next_fire_at: int, last_fire_at: int) -> None:
+        self.cursor.execute(MOVE_SCHEDULE, (next_fire_at, last_fire_at, now, schedule_id))
+
+    def pause_broken(self, schedule_id: int, now: int, error: str) -> None:
+        self.cursor.execute(PAUSE_BROKEN, (error, now, schedule_id))
+
+    def _took_effect(self, text: str, params: tuple[Any, ...]) -> bool:
+        self.cursor.execute(text, params)
+        return self.cursor.rowcount == 1
+
+
 class SQLite(Dialect):
     """SQLite 3.35 or newer: one writer, a lock for the whole file, a snapshot for each reader."""
 
-    def take_writer_lock(self, connection: BaseDatabaseWrapper, cursor: CursorWrapper, *, fresh: bool) -> None:
+    def operations(self, cursor: Cursor) -> Operations:
+        return SQLiteOperations(cursor)
+
+    def open_cursor(self, connection: BaseDatabaseWrapper) -> Cursor:
+        return open_cursor(connection)
+
+    def take_writer_lock(self, connection: BaseDatabaseWrapper, cursor: Cursor, *, fresh: bool) -> None:
         # BEGIN IMMEDIATE and BEGIN EXCLUSIVE have taken it; a deferred BEGIN has taken nothing.
         if not (fresh and connection.transaction_mode in ("IMMEDIATE", "EXCLUSIVE")):  # type: ignore[attr-defined]
             cursor.execute(TAKE_WRITER_LOCK)
@@ -245,110 +358,3 @@ class SQLite(Dialect):
 
     def change(self, using: str) -> Change:
         return DataVersion(using)
-
-    def insert_job(self, cursor: CursorWrapper, job: NewJob) -> int | None:
-        cursor.execute(INSERT_JOB, job)
-        return cursor.lastrowid if cursor.rowcount == 1 else None
-
-    def insert_jobs(self, cursor: CursorWrapper, jobs: Sequence[NewJob]) -> list[int]:
-        cursor.executemany(INSERT_JOB, jobs)
-        # AUTOINCREMENT under the writer lock counts up by one, so the last id tells them all.
-        last = cursor.execute("SELECT last_insert_rowid()").fetchone()[0]
-        return list(range(last - len(jobs) + 1, last + 1))
-
-    def claim(self, cursor: CursorWrapper, queue: str, worker_id: str, limit: int, now: int) -> list[ClaimedJob]:
-        claimed: list[ClaimedJob] = []
-        # One statement claims from one priority; a batch may reach into the next.
-        while len(claimed) < limit:
-            cursor.execute(CLAIM, {"queue": queue, "worker_id": worker_id, "limit": limit - len(claimed), "now": now})
-            rows = cursor.fetchall()
-            if not rows:
-                break
-            # RETURNING promises no order.
-            claimed.extend(sorted(map(ClaimedJob._make, rows), key=lambda job: (job.run_at, job.id)))
-        return claimed
-
-    def ack(self, cursor: CursorWrapper, claims: Sequence[Claim], now: int, *, delete: bool) -> set[int]:
-        acked: set[int] = set()
-        for start in range(0, len(claims), _MAX_ACKS):
-            some = claims[start : start + _MAX_ACKS]
-            params: list[int] = [] if delete else [now]
-            for job_id, fence in some:
-                params += (job_id, fence, now)
-            cursor.execute(_ack_text(len(some), delete=delete), params)
-            acked.update(row[0] for row in cursor.fetchall())
-        return acked
-
-    def retry(self, cursor: CursorWrapper, claim: Claim, now: int, run_at: int, errors: str, last_error: str) -> bool:
-        return _took_effect(cursor, RETRY, (run_at, errors, last_error, *claim, now))
-
-    def bury(self, cursor: CursorWrapper, claim: Claim, now: int, errors: str, last_error: str) -> bool:
-        return _took_effect(cursor, BURY, (errors, last_error, now, *claim, now))
-
-    def give_back(self, cursor: CursorWrapper, claim: Claim, now: int, run_at: int | None) -> bool:
-        return _took_effect(cursor, GIVE_BACK, (run_at, *claim, now))
-
-    def renew(self, cursor: CursorWrapper, claim: Claim, now: int, lease_expires_at: int) -> bool:
-        return _took_effect(cursor, RENEW, (lease_expires_at, *claim, now))
-
-    def lapsed(self, cursor: CursorWrapper, queue: str, now: int, limit: int) -> list[LapsedJob]:
-        cursor.execute(LAPSED, (queue, now, limit))
-        return [LapsedJob._make(row) for row in cursor.fetchall()]
-
-    def expired(self, cursor: CursorWrapper, queue: str, now: int, limit: int) -> list[ExpiredJob]:
-        cursor.execute(EXPIRED, (queue, now, limit))
-        return [ExpiredJob._make(row) for row in cursor.fetchall()]
-
-    def reopen(self, cursor: CursorWrapper, changes: Iterable[tuple[str, str, int]]) -> None:
-        cursor.executemany(REOPEN, list(changes))
-
-    def close(self, cursor: CursorWrapper, now: int, changes: Iterable[tuple[str, str, int]]) -> None:
-        cursor.executemany(CLOSE, [(now, *change) for change in changes])
-
-    def cancel(self, cursor: CursorWrapper, job_id: int, now: int) -> bool:
-        return _took_effect(cursor, CANCEL, (now, job_id))
-
-    def requeue(self, cursor: CursorWrapper, job_id: int, now: int) -> bool:
-        return _took_effect(cursor, REQUEUE, (now, job_id))
-
-    def run_now(self, cursor: CursorWrapper, job_id: int, now: int) -> bool:
-        return _took_effect(cursor, RUN_NOW, (now, job_id, now))
-
-    def prune(self, cursor: CursorWrapper, state: str, before: int, limit: int) -> int:
-        cursor.execute(PRUNE, (state, before, limit))
-        return int(cursor.rowcount)
-
-    def live_queues(self, cursor: CursorWrapper) -> list[str]:
-        cursor.execute(LIVE_QUEUES)
-        return [row[0] for row in cursor.fetchall()]
-
-    def next_claim_at(self, cursor: CursorWrapper, queue: str) -> int | None:
-        cursor.execute(NEXT_CLAIM_AT, {"queue": queue})
-        row = cursor.fetchone()
-        return None if row is None else row[0]
-
-    def count_queues(self, cursor: CursorWrapper, now: int) -> list[QueueCounts]:
-        cursor.execute(COUNT_QUEUES, {"now": now})
-        return [QueueCounts._make(row) for row in cursor.fetchall()]
-
-    def acquire_lock(self, cursor: CursorWrapper, name: str, owner: str, now: int, expires_at: int) -> int | None:
-        cursor.execute(FREE_LAPSED_LOCK, (name, now))
-        cursor.execute(INSERT_LOCK, (name, owner, now, expires_at))
-        return cursor.lastrowid if cursor.rowcount == 1 else None
-
-    def due_schedules(self, cursor: CursorWrapper, now: int) -> list[StoredSchedule]:
-        cursor.execute(DUE_SCHEDULES, (now,))
-        return [StoredSchedule._make(row) for row in cursor.fetchall()]
-
-    def move_schedule(
-        self, cursor: CursorWrapper, schedule_id: int, now: int, next_fire_at: int, last_fire_at: int
-    ) -> None:
-        cursor.execute(MOVE_SCHEDULE, (next_fire_at, last_fire_at, now, schedule_id))
-
-    def pause_broken(self, cursor: CursorWrapper, schedule_id: int, now: int, error: str) -> None:
-        cursor.execute(PAUSE_BROKEN, (error, now, schedule_id))
-
-
-def _took_effect(cursor: CursorWrapper, text: str, params: tuple[Any, ...]) -> bool:
-    cursor.execute(text, params)
-    return bool(cursor.rowcount == 1)

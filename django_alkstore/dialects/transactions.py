@@ -11,10 +11,9 @@ from typing import TypeVar
 
 from django.db import OperationalError, connections, router, transaction
 from django.db.backends.base.base import BaseDatabaseWrapper
-from django.db.backends.utils import CursorWrapper
 
 from django_alkstore import clock, conf
-from django_alkstore.dialects import dialect_of
+from django_alkstore.dialects import Operations, dialect_of
 from django_alkstore.exceptions import TransactionRequired
 from django_alkstore.models import Job
 
@@ -28,12 +27,20 @@ _LONGEST_WAIT = 0.032
 
 def resolve_alias(using: str | None) -> str:
     """The database that a call is about: the caller's word, the setting's, or the routers'."""
-    return using or conf.settings().database or router.db_for_write(Job)
+    return using or resolve_default(conf.settings())
+
+
+def resolve_default(settings: conf.Settings) -> str:
+    """The database of a call that names none."""
+    return settings.database or router.db_for_write(Job)
 
 
 def is_open(connection: BaseDatabaseWrapper) -> bool:
     """Is a transaction of the caller's open: an `atomic` block, or `set_autocommit(False)`?"""
-    return connection.in_atomic_block or not connection.get_autocommit()
+    if connection.in_atomic_block:
+        return True
+    # `get_autocommit` would connect first; an open connection knows it already.
+    return not (connection.autocommit if connection.connection is not None else connection.get_autocommit())
 
 
 def require_open(using: str, what: str) -> None:
@@ -74,18 +81,19 @@ def mark_for_rollback(using: str) -> None:
     connection.set_rollback(True)
 
 
-def write_statement(using: str, statement: Callable[[CursorWrapper], T]) -> T:
+def write_statement(using: str, statement: Callable[[Operations], T]) -> T:
     """Run one writing statement: in the caller's transaction if one is open, else by itself in autocommit."""
     connection = connections[using]
+    dialect = dialect_of(connection)
 
     def run() -> T:
-        with connection.cursor() as cursor:
-            return statement(cursor)
+        with dialect.open_cursor(connection) as cursor:
+            return statement(dialect.operations(cursor))
 
     return run() if is_open(connection) else _wait_in_line(connection, run)
 
 
-def write_transaction(using: str, body: Callable[[CursorWrapper], T]) -> T:
+def write_transaction(using: str, body: Callable[[Operations], T]) -> T:
     """Run `body` in one transaction with the writer lock held from its start, so that it may read and then write.
 
     In the caller's transaction, where one is open, `body` runs under a savepoint: all of it or nothing.
@@ -96,11 +104,19 @@ def write_transaction(using: str, body: Callable[[CursorWrapper], T]) -> T:
     nested = is_open(connection)
 
     def run() -> T:
-        with transaction.atomic(using=using), connection.cursor() as cursor:
+        with transaction.atomic(using=using), dialect.open_cursor(connection) as cursor:
             dialect.take_writer_lock(connection, cursor, fresh=not nested)
-            return body(cursor)
+            return body(dialect.operations(cursor))
 
     return run() if nested else _wait_in_line(connection, run)
+
+
+def read(using: str, body: Callable[[Operations], T]) -> T:
+    """Run reading operations."""
+    connection = connections[using]
+    dialect = dialect_of(connection)
+    with dialect.open_cursor(connection) as cursor:
+        return body(dialect.operations(cursor))
 
 
 def _wait_in_line(connection: BaseDatabaseWrapper, run: Callable[[], T]) -> T:

@@ -16,18 +16,18 @@ from dataclasses import dataclass, field
 from functools import partial
 
 from django.db import DatabaseError, connections
-from django.db.backends.utils import CursorWrapper
 
 from django_alkstore import clock, failures, signals
 from django_alkstore.clock import SECOND
-from django_alkstore.dialects import dialect_of
-from django_alkstore.dialects.transactions import write_transaction
+from django_alkstore.dialects import Operations
+from django_alkstore.dialects.base import ClaimedJob
+from django_alkstore.dialects.transactions import write_statement, write_transaction
 from django_alkstore.dialects.watch import Watch
 from django_alkstore.registry import Registration
 from django_alkstore.runtime.perform import Ending
 from django_alkstore.runtime.threads import Run, Threads
 from django_alkstore.services import JobHandle, outcomes
-from django_alkstore.services.claims import Swept, claim_or_sweep
+from django_alkstore.services.claims import Swept, bury_unreadable, handles_of, sweep_batch
 from django_alkstore.services.locks import unique_owner
 from django_alkstore.services.maintenance import Upkeep
 from django_alkstore.services.outcomes import RELEASE, Kind, Outcome
@@ -70,6 +70,8 @@ class Written:
     claimed: list[JobHandle] = field(default_factory=list)
     drained: list[str] = field(default_factory=list)
     """Queues that had less than was asked for."""
+    broken: list[tuple[ClaimedJob, Exception]] = field(default_factory=list)
+    """Claimed, and not to be read."""
     swept: list[Swept] = field(default_factory=list)
 
 
@@ -91,7 +93,6 @@ class Worker:
         self.grace = grace
         self.worker_id = unique_owner()
         self._end_process = end_process
-        self._dialect = dialect_of(connections[alias])
         self._watch = Watch(alias)
         self._threads = Threads(concurrency, self._watch.ring)
         self._runs: dict[Run, None] = {}
@@ -233,29 +234,36 @@ class Worker:
             due = due[self._rotation :] + due[: self._rotation]
         return due
 
-    def _write(self, work: Work, cursor: CursorWrapper) -> Written:
+    def _write(self, work: Work, db: Operations) -> Written:
         """The round's transaction. It changes nothing but the database: it may be run again."""
         now = clock.now_us()
         written = Written()
         if work.acks:
             claims = [run.job.claim for run in work.acks]
-            written.acked = outcomes.ack_all(cursor, self._dialect, claims, now)
+            written.acked = outcomes.ack_all(db, claims, now)
         for run, outcome in work.endings:
-            written.endings.append(outcomes.apply(cursor, self._dialect, run.job, outcome, now))
+            written.endings.append(outcomes.apply(db, run.job, outcome, now))
         for run in work.renewals:
             ends = now + round(run.job.visibility_timeout * SECOND)
-            written.renewals.append(self._dialect.renew(cursor, run.job.claim, now, ends))
+            written.renewals.append(db.renew(run.job.claim, now, ends))
+        self._claim(db, work, written)
+        return written
+
+    def _claim(self, db: Operations, work: Work, written: Written) -> None:
+        """Claim what is wanted; a queue with nothing to claim is swept instead, and asked again next round."""
         left = work.wanted
         for queue in work.queues:
+            while left > 0 and (rows := db.claim(queue, self.worker_id, left, clock.now_us())):
+                claimed, broken = handles_of(self.alias, rows)
+                written.claimed += claimed
+                written.broken += broken
+                left -= len(rows)
             if left <= 0:
-                break
-            claimed, swept = claim_or_sweep(self._dialect, self.alias, queue, self.worker_id, left, cursor)
-            written.claimed += claimed
+                return
+            swept = sweep_batch(queue, db)
             written.swept.append(swept)
-            if len(claimed) < left and not swept:
+            if not swept:
                 written.drained.append(queue)
-            left -= len(claimed)
-        return written
 
     # After its commit
 
@@ -266,6 +274,8 @@ class Worker:
             self._set_renewal(run, now)
             self._runs[run] = None
             self._threads.give(run)
+        for row, error in written.broken:
+            write_statement(self.alias, partial(bury_unreadable, row, error))
         for queue in written.drained:
             self._due[queue] = None
         for run, kept in zip(work.renewals, written.renewals, strict=True):

@@ -1,52 +1,56 @@
 """Claiming, and putting right what keeps a job from being claimed: lapsed leases and expired jobs.
 
-One short transaction either claims or sweeps, never both: the claim takes nothing while its queue holds
-something to sweep, so that a lapsed job takes its place in the order before others are handed out, and a
-sweep of thousands holds the writer lock for one small batch at a time.
+The claim takes nothing while its queue holds something to sweep, so that a lapsed job takes its place in the
+order before others are handed out, and a sweep of thousands holds the writer lock for one small batch at a time.
 """
 
 from dataclasses import dataclass, field
 from functools import partial
-from typing import Any
 
-from django.db import connections
-from django.db.backends.utils import CursorWrapper
+from django.db import OperationalError
 
 from django_alkstore import clock, failures, signals
 from django_alkstore.clock import from_us
-from django_alkstore.dialects import Dialect, dialect_of
-from django_alkstore.dialects.base import Claim
-from django_alkstore.dialects.transactions import refuse_open, resolve_alias, write_transaction
+from django_alkstore.dialects import Operations
+from django_alkstore.dialects.base import ClaimedJob
+from django_alkstore.dialects.transactions import (
+    read,
+    refuse_open,
+    resolve_alias,
+    write_statement,
+    write_transaction,
+)
 from django_alkstore.names import validate_name
-from django_alkstore.services import outcomes
-from django_alkstore.services.handles import JobHandle, unreadable
+from django_alkstore.services.handles import JobHandle
 from django_alkstore.services.options import check_limit, check_text
 
 SWEEP_BATCH = 200
 """Jobs put right in one transaction."""
+STALE = 0.05
+"""Seconds in line after which a claim's leases are renewed, since they began to count before the wait."""
 
 
 @dataclass(slots=True)
 class Swept:
-    """What a sweep has changed; `announce` says so, once it is committed."""
+    """The ids of one queue's jobs that a sweep has changed."""
 
-    reopened: list[tuple[int, str]] = field(default_factory=list)
-    spent: list[tuple[int, str]] = field(default_factory=list)
-    expired: list[tuple[int, str]] = field(default_factory=list)
-    unreadable: list[tuple[int, str, str]] = field(default_factory=list)
+    queue: str
+    reopened: list[int] = field(default_factory=list)
+    spent: list[int] = field(default_factory=list)
+    expired: list[int] = field(default_factory=list)
 
-    def __len__(self) -> int:
-        return len(self.reopened) + len(self.spent) + len(self.expired) + len(self.unreadable)
+    def __bool__(self) -> bool:
+        return bool(self.reopened or self.spent or self.expired)
 
-    def announce(self) -> None:
-        for job_id, queue in self.reopened:
-            signals.emit(signals.job_lapsed, job_id=job_id, queue=queue, dead=False)
-        for job_id, queue in self.spent:
-            signals.emit(signals.job_lapsed, job_id=job_id, queue=queue, dead=True)
-        for job_id, queue in self.expired:
-            signals.emit(signals.job_expired, job_id=job_id, queue=queue)
-        for job_id, queue, reason in self.unreadable:
-            signals.emit(signals.job_unreadable, job_id=job_id, queue=queue, reason=reason)
+    def announce(self) -> list[int]:
+        """Say, once it is committed, what has changed; the ids."""
+        for job_id in self.reopened:
+            signals.emit(signals.job_lapsed, job_id=job_id, queue=self.queue, dead=False)
+        for job_id in self.spent:
+            signals.emit(signals.job_lapsed, job_id=job_id, queue=self.queue, dead=True)
+        for job_id in self.expired:
+            signals.emit(signals.job_expired, job_id=job_id, queue=self.queue)
+        return self.reopened + self.spent + self.expired
 
 
 def claim_batch(queue: str, worker_id: str, limit: int = 1, *, using: str | None = None) -> list[JobHandle]:
@@ -64,47 +68,63 @@ def claim_from(alias: str, queue: str, worker_id: str, limit: int, what: str) ->
     check_text("worker_id", worker_id)
     check_limit("limit", limit)
     refuse_open(alias, what)
-    dialect = dialect_of(connections[alias])
     while True:
-        claimed, swept = write_transaction(alias, partial(claim_or_sweep, dialect, alias, queue, worker_id, limit))
-        swept.announce()
-        if claimed or not swept:
-            return claimed
+        started = clock.monotonic()
+        rows = _claim_rows(alias, queue, worker_id, limit)
+        claimed, broken = handles_of(alias, rows)
+        for row, error in broken:
+            write_statement(alias, partial(bury_unreadable, row, error))
+        if claimed:
+            waited = clock.monotonic() - started
+            return claimed if waited < STALE else _renewed(claimed)
+        if not broken and not write_transaction(alias, partial(sweep_batch, queue)).announce():
+            return []
 
 
-def claim_or_sweep(
-    dialect: Dialect, alias: str, queue: str, worker_id: str, limit: int, cursor: CursorWrapper
-) -> tuple[list[JobHandle], Swept]:
-    """Claim from `queue`, or sweep a batch of it where there is nothing to claim. Needs the writer lock.
+def _claim_rows(alias: str, queue: str, worker_id: str, limit: int) -> list[ClaimedJob]:
+    """Claim statement by statement, priority by priority, each committed by itself."""
+    rows: list[ClaimedJob] = []
+    while (left := limit - len(rows)) > 0:
+        try:
+            more = write_statement(alias, partial(_claim, queue, worker_id, left))
+        except OperationalError:
+            if not rows:
+                raise
+            break  # what is leased already is handed out: nobody else would for the length of a lease
+        if not more:
+            break
+        rows += more
+    return rows
 
-    Neither claimed nor swept: nothing is due. Something swept and nothing claimed: ask again.
-    """
-    now = clock.now_us()
-    swept = Swept()
-    rows = dialect.claim(cursor, queue, worker_id, limit, now)
-    if not rows:
-        sweep_queue(dialect, cursor, queue, now, swept)
-        return [], swept
-    claimed = []
+
+def _claim(queue: str, worker_id: str, limit: int, db: Operations) -> list[ClaimedJob]:
+    return db.claim(queue, worker_id, limit, clock.now_us())
+
+
+def _renewed(claimed: list[JobHandle]) -> list[JobHandle]:
+    """Leases counted from now: the claim has waited in line, and began to count before that."""
+    return [job for job in claimed if job.heartbeat()]
+
+
+def handles_of(alias: str, rows: list[ClaimedJob]) -> tuple[list[JobHandle], list[tuple[ClaimedJob, Exception]]]:
+    """Handles on rows just claimed, and the rows of which there can be none, with the reason."""
+    handles: list[JobHandle] = []
+    broken: list[tuple[ClaimedJob, Exception]] = []
     for row in rows:
         try:
-            claimed.append(JobHandle(alias, row))
-        except (TypeError, ValueError, RecursionError) as error:
-            end = unreadable(error)
-            outcomes.apply(cursor, dialect, _Unreadable(row), end, now)
-            swept.unreadable.append((row.id, row.queue, end.error))
-    return claimed, swept
+            handles.append(JobHandle(alias, row))
+        except (TypeError, ValueError, RecursionError, OverflowError) as error:
+            broken.append((row, error))
+    return handles, broken
 
 
-class _Unreadable:
-    """A claimed row without its payload, for ending it."""
-
-    def __init__(self, row: Any) -> None:
-        self.claim: Claim = (row.id, row.fence)
-        self.attempt: int = row.attempts
-        self.max_attempts: int = row.max_attempts
-        self.backoff_base: float = row.backoff_base
-        self.history: str = row.errors
+def bury_unreadable(row: ClaimedJob, error: Exception, db: Operations) -> None:
+    """Make a claimed job that cannot be read dead, at once: no attempt can help."""
+    now = clock.now_us()
+    reason = f"unreadable payload: {error}"
+    entry = failures.failure(row.attempts, from_us(now), failures.describe(reason)[0])
+    if db.bury((row.id, row.fence), now, failures.append(row.errors, entry), entry["error"]):
+        signals.emit(signals.job_unreadable, job_id=row.id, queue=row.queue, reason=reason)
 
 
 def sweep(queue: str | None = None, *, using: str | None = None) -> int:
@@ -113,48 +133,40 @@ def sweep(queue: str | None = None, *, using: str | None = None) -> int:
     A lapsed job is pending again while attempts are left, else dead; an expired one is dead.
     """
     alias = resolve_alias(using)
-    connection = connections[alias]
-    dialect = dialect_of(connection)
     if queue is not None:
-        queues = [validate_name("queue", queue)]
-    else:
-        with connection.cursor() as cursor:
-            queues = dialect.live_queues(cursor)
-    return sum(_sweep_whole_queue(alias, dialect, name) for name in queues)
+        return _sweep_whole_queue(alias, validate_name("queue", queue))
+    return sum(_sweep_whole_queue(alias, name) for name in read(alias, Operations.live_queues))
 
 
-def _sweep_whole_queue(alias: str, dialect: Dialect, queue: str) -> int:
+def _sweep_whole_queue(alias: str, queue: str) -> int:
     changed: set[int] = set()
-
-    def batch(cursor: CursorWrapper) -> Swept:
-        swept = Swept()
-        sweep_queue(dialect, cursor, queue, clock.now_us(), swept)
-        return swept
-
-    while swept := write_transaction(alias, batch):
-        swept.announce()
-        # A job that lapsed and had expired too is touched twice and counted once.
-        changed.update(job_id for job_id, _ in (*swept.reopened, *swept.spent, *swept.expired))
+    while ids := write_transaction(alias, partial(sweep_batch, queue)).announce():
+        changed.update(ids)  # a job that lapsed and had expired too is touched twice and counted once
     return len(changed)
 
 
-def sweep_queue(dialect: Dialect, cursor: CursorWrapper, queue: str, now: int, swept: Swept) -> None:
-    """Put right one batch of `queue`'s lapsed and expired jobs, and note them in `swept`. Needs the writer lock."""
+def sweep_batch(queue: str, db: Operations) -> Swept:
+    """Put right one batch of `queue`'s lapsed and expired jobs. Needs the writer lock."""
+    now = clock.now_us()
     at = from_us(now)
+    swept = Swept(queue)
     reopened: list[tuple[str, str, int]] = []
-    spent: list[tuple[str, str, int]] = []
-    for lapsed in dialect.lapsed(cursor, queue, now, SWEEP_BATCH):
+    closed: list[tuple[str, str, int]] = []
+    for lapsed in db.lapsed(queue, now, SWEEP_BATCH):
         entry = failures.failure(lapsed.attempts, at, failures.LEASE_EXPIRED)
         change = (failures.append(lapsed.errors, entry), failures.LEASE_EXPIRED, lapsed.id)
-        (reopened if lapsed.attempts < lapsed.max_attempts else spent).append(change)
-    expired = []
-    for job in dialect.expired(cursor, queue, now, SWEEP_BATCH):
-        entry = failures.failure(job.attempts, at, failures.EXPIRED)
-        expired.append((failures.append(job.errors, entry), failures.EXPIRED, job.id))
+        if lapsed.attempts < lapsed.max_attempts:
+            reopened.append(change)
+            swept.reopened.append(lapsed.id)
+        else:
+            closed.append(change)
+            swept.spent.append(lapsed.id)
+    for expired in db.expired(queue, now, SWEEP_BATCH):
+        entry = failures.failure(expired.attempts, at, failures.EXPIRED)
+        closed.append((failures.append(expired.errors, entry), failures.EXPIRED, expired.id))
+        swept.expired.append(expired.id)
     if reopened:
-        dialect.reopen(cursor, reopened)
-    if spent or expired:
-        dialect.close(cursor, now, [*spent, *expired])
-    swept.reopened += [(change[-1], queue) for change in reopened]
-    swept.spent += [(change[-1], queue) for change in spent]
-    swept.expired += [(change[-1], queue) for change in expired]
+        db.reopen(reopened)
+    if closed:
+        db.close(now, closed)
+    return swept

@@ -6,9 +6,9 @@ from typing import Any
 
 from django.db import connections, transaction
 
-from django_alkstore import clock, failures
+from django_alkstore import clock
 from django_alkstore.clock import from_us
-from django_alkstore.dialects import dialect_of
+from django_alkstore.dialects import Operations
 from django_alkstore.dialects.base import Claim, ClaimedJob
 from django_alkstore.dialects.transactions import (
     mark_for_rollback,
@@ -109,12 +109,11 @@ class JobHandle:
     def heartbeat(self, extend: Duration | None = None) -> bool:
         """Let the lease end `extend` seconds (default: the job's visibility timeout) from now."""
         extension = self.visibility_timeout if extend is None else seconds("extend", extend, zero=False)
-        dialect = dialect_of(connections[self.using])
 
-        def renew(cursor: Any) -> int | None:
+        def renew(db: Operations) -> int | None:
             now = clock.now_us()
             ends = moment_after("extend", now, extension)
-            return ends if dialect.renew(cursor, self.claim, now, ends) else None
+            return ends if db.renew(self.claim, now, ends) else None
 
         ends = write_transaction(self.using, renew)
         if ends is None:
@@ -131,9 +130,7 @@ class JobHandle:
         """
         require_open(self.using, "ack_tx")
         connection = connections[self.using]
-        dialect = dialect_of(connection)
-        with connection.cursor() as cursor:
-            acked = outcomes.apply(cursor, dialect, self, outcomes.ACK, clock.now_us())
+        acked = write_statement(self.using, lambda db: outcomes.apply(db, self, outcomes.ACK, clock.now_us()))
         if not acked:
             self.lease_lost.set()
             mark_for_rollback(self.using)
@@ -144,27 +141,17 @@ class JobHandle:
 
     def hold(self) -> bool:
         """In the caller's open transaction: take the writer lock and see that the lease is still held."""
-        connection = connections[self.using]
-        with connection.cursor() as cursor:
-            ends = clock.to_us(self.lease_expires_at)
-            return dialect_of(connection).renew(cursor, self.claim, clock.now_us(), ends)
+        ends = clock.to_us(self.lease_expires_at)
+        return write_statement(self.using, lambda db: db.renew(self.claim, clock.now_us(), ends))
 
     def _mark_settled(self) -> None:
         self.settled = True
 
     def settle(self, outcome: Outcome) -> bool:
         """End the claim with `outcome`, which the methods above are made of."""
-        dialect = dialect_of(connections[self.using])
-        done = write_statement(
-            self.using, lambda cursor: outcomes.apply(cursor, dialect, self, outcome, clock.now_us())
-        )
+        done = write_statement(self.using, lambda db: outcomes.apply(db, self, outcome, clock.now_us()))
         if done:
             self.settled = True
         else:
             self.lease_lost.set()
         return done
-
-
-def unreadable(error: BaseException) -> Outcome:
-    """The end of a job whose stored payload cannot be read: no attempt can help."""
-    return Outcome(outcomes.Kind.FAIL, failures.describe(f"unreadable payload: {error}")[0])

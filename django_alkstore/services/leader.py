@@ -14,11 +14,10 @@ import os
 import threading
 
 from django.db import DatabaseError, connections
-from django.db.backends.utils import CursorWrapper
 
 from django_alkstore import clock, names, signals
 from django_alkstore.clock import SECOND, from_us
-from django_alkstore.dialects import dialect_of
+from django_alkstore.dialects import Operations
 from django_alkstore.dialects.transactions import refuse_open, resolve_alias, write_transaction
 from django_alkstore.dialects.watch import Watch
 from django_alkstore.exceptions import LeadershipLost
@@ -78,7 +77,6 @@ class _Leader:
         self.leadership = leadership
         self.watch = watch
         self.stop = stop
-        self.dialect = dialect_of(connections[alias])
         self.upkeep = Upkeep(alias)
         self.patience = Patience("ticking", alias)
         self.renewed_at = clock.monotonic()
@@ -97,11 +95,11 @@ class _Leader:
             self._sleep(seen, due)
 
     def _renew_and_tick(self) -> None:
-        def round_(cursor: CursorWrapper) -> Ticked:
+        def round_(db: Operations) -> Ticked:
             now = clock.now_us()
             if not self._renew(now):
                 raise LeadershipLost("the leadership was taken by another scheduler")
-            return tick_step(self.dialect, cursor, now)
+            return tick_step(db, now)
 
         ticked = write_transaction(self.alias, round_)
         self.renewed_at = clock.monotonic()

@@ -7,13 +7,11 @@ from datetime import datetime
 from types import TracebackType
 from typing import Self
 
-from django.db import connections
-from django.db.backends.utils import CursorWrapper
 from django.db.models import QuerySet
 
 from django_alkstore import clock
 from django_alkstore.clock import from_us
-from django_alkstore.dialects import dialect_of
+from django_alkstore.dialects import Operations
 from django_alkstore.dialects.transactions import resolve_alias, write_transaction
 from django_alkstore.durations import Duration, moment_after, seconds
 from django_alkstore.exceptions import LockHeld, LockLost
@@ -52,19 +50,18 @@ class LockHandle:
             return True
         return False
 
-    def _take(self, cursor: CursorWrapper) -> int | Lock:
+    def _take(self, db: Operations) -> int | Lock:
         """The new token, or the holder's row."""
         now = clock.now_us()
-        dialect = dialect_of(connections[self.using])
         ends = moment_after("ttl", now, self.ttl)
-        token = dialect.acquire_lock(cursor, self.name, self.owner, now, ends)
+        token = db.acquire_lock(self.name, self.owner, now, ends)
         return Lock.objects.using(self.using).get(name=self.name) if token is None else token
 
     def renew(self, ttl: Duration | None = None) -> bool:
         """Let the lock end `ttl` seconds (default: its own) from now; `False` where it has lapsed or is another's."""
         lasting = self.ttl if ttl is None else seconds("ttl", ttl, zero=False)
 
-        def extend(cursor: CursorWrapper) -> int:
+        def extend(db: Operations) -> int:
             now = clock.now_us()
             ends = moment_after("ttl", now, lasting)
             return self._held(now).update(expires_at=from_us(ends))
@@ -74,7 +71,7 @@ class LockHandle:
     def release(self) -> bool:
         """Free the lock; `False`, with nothing changed, where it has lapsed or is another's."""
 
-        def free(cursor: CursorWrapper) -> int:
+        def free(db: Operations) -> int:
             return self._held(clock.now_us()).delete()[0]
 
         return write_transaction(self.using, free) == 1

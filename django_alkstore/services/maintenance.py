@@ -2,11 +2,8 @@
 
 from collections import Counter
 
-from django.db import connections
-
 from django_alkstore import clock, conf, signals
 from django_alkstore.clock import SECOND
-from django_alkstore.dialects import dialect_of
 from django_alkstore.dialects.transactions import resolve_alias, write_statement
 from django_alkstore.models import State
 
@@ -41,7 +38,6 @@ def prune(*, using: str | None = None) -> dict[str, int]:
 
 def prune_batch(alias: str) -> dict[str, int]:
     """Delete one batch of one state: how many, by state; empty where nothing is left to prune."""
-    dialect = dialect_of(connections[alias])
     now = clock.now_us()
     for state, keep in retention().items():
         if keep is None:
@@ -49,7 +45,7 @@ def prune_batch(alias: str) -> dict[str, int]:
         before = now - round(keep * SECOND)
         count = write_statement(
             alias,
-            lambda cursor, s=state, b=before: dialect.prune(cursor, s, b, PRUNE_BATCH),  # type: ignore[misc]
+            lambda db, s=state, b=before: db.prune(s, b, PRUNE_BATCH),  # type: ignore[misc]
         )
         if count:
             return {state: count}

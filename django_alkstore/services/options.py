@@ -106,9 +106,8 @@ def refuse_unknown_schedule_options(options: Mapping[str, Any]) -> None:
     _refuse_unknown(options, _KNOWN_TO_SCHEDULES)
 
 
-def encode(payload: Any) -> str:
+def encode(payload: Any, settings: conf.Settings) -> str:
     """A payload as the text that is stored, under the project's settings."""
-    settings = conf.settings()
     return encode_payload(payload, max_bytes=settings.max_payload_bytes, encoder=settings.json_encoder)
 
 

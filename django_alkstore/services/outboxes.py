@@ -7,7 +7,7 @@ from it, but the outbox.
 from collections.abc import Callable
 from typing import Any, Protocol, Unpack
 
-from django_alkstore.conf import OUTBOX_DEFAULTS
+from django_alkstore import conf
 from django_alkstore.dialects.transactions import require_open, resolve_alias
 from django_alkstore.models import Job
 from django_alkstore.names import outbox_queue
@@ -38,7 +38,7 @@ class Outbox:
 
     def enqueue(self, payload: Any, **options: Unpack[JobOptions]) -> Job:
         """Add a job: in the caller's transaction where one is open, else committed at once. Raises as `enqueue`."""
-        return add(resolve_alias(self._using), self.queue, payload, options, OUTBOX_DEFAULTS)
+        return add(resolve_alias(self._using), self.queue, payload, options, conf.settings())
 
     def enqueue_tx(self, payload: Any, **options: Unpack[JobOptions]) -> Job:
         """Add a job in the caller's transaction: it exists exactly when the caller's rows do.
@@ -47,7 +47,7 @@ class Outbox:
         """
         alias = resolve_alias(self._using)
         require_open(alias, "outbox_enqueue_tx")
-        return add(alias, self.queue, payload, options, OUTBOX_DEFAULTS)
+        return add(alias, self.queue, payload, options, conf.settings())
 
     def run_once(self, worker_id: str, delivery: Delivery | Callable[[JobHandle], object]) -> bool:
         """Claim one job and deliver it; `False` where none was due.

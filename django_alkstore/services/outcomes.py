@@ -4,11 +4,9 @@ from dataclasses import dataclass
 from enum import Enum, auto
 from typing import Protocol
 
-from django.db.backends.utils import CursorWrapper
-
 from django_alkstore import backoff, conf, failures
 from django_alkstore.clock import SECOND, from_us
-from django_alkstore.dialects import Dialect
+from django_alkstore.dialects import Operations
 from django_alkstore.dialects.base import Claim
 from django_alkstore.durations import Duration, moment_after, seconds
 from django_alkstore.exceptions import Discard, Retry, Snooze
@@ -82,21 +80,21 @@ def wait_before_retry(job: Claimed, outcome: Outcome) -> float | None:
     return backoff.backoff(job.backoff_base, job.attempt, conf.settings().max_backoff)
 
 
-def apply(cursor: CursorWrapper, dialect: Dialect, job: Claimed, outcome: Outcome, now: int) -> bool:
+def apply(db: Operations, job: Claimed, outcome: Outcome, now: int) -> bool:
     """Put `outcome` on the job's row; `False`, with nothing changed, where its lease was lost. One statement."""
     if outcome.kind is Kind.ACK:
-        return bool(ack_all(cursor, dialect, [job.claim], now))
+        return bool(ack_all(db, [job.claim], now))
     if outcome.kind is Kind.GIVE_BACK:
         run_at = None if outcome.delay is None else moment_after("delay", now, outcome.delay)
-        return dialect.give_back(cursor, job.claim, now, run_at)
+        return db.give_back(job.claim, now, run_at)
     entry = failures.failure(job.attempt, from_us(now), outcome.error, outcome.traceback)
     errors = failures.append(job.history, entry)
     wait = wait_before_retry(job, outcome)
     if wait is None:
-        return dialect.bury(cursor, job.claim, now, errors, outcome.error)
-    return dialect.retry(cursor, job.claim, now, now + round(wait * SECOND), errors, outcome.error)
+        return db.bury(job.claim, now, errors, outcome.error)
+    return db.retry(job.claim, now, now + round(wait * SECOND), errors, outcome.error)
 
 
-def ack_all(cursor: CursorWrapper, dialect: Dialect, claims: list[Claim], now: int) -> set[int]:
+def ack_all(db: Operations, claims: list[Claim], now: int) -> set[int]:
     """Complete the jobs of these claims, or delete them where none are kept; the ids that took effect."""
-    return dialect.ack(cursor, claims, now, delete=conf.settings().keep_completed == 0)
+    return db.ack(claims, now, delete=conf.settings().keep_completed == 0)

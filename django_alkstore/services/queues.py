@@ -5,17 +5,18 @@ from dataclasses import dataclass
 from datetime import datetime
 from typing import Any, Unpack
 
-from django.db import connections
-from django.db.backends.utils import CursorWrapper
+from django.db.models.base import ModelState
 
 from django_alkstore import clock, conf
 from django_alkstore.clock import SECOND, from_us
-from django_alkstore.conf import JobDefaults
-from django_alkstore.dialects import dialect_of
+from django_alkstore.conf import Settings
+from django_alkstore.dialects import Operations
 from django_alkstore.dialects.base import NewJob
 from django_alkstore.dialects.transactions import (
+    read,
     require_open,
     resolve_alias,
+    resolve_default,
     write_statement,
     write_transaction,
 )
@@ -33,15 +34,17 @@ def enqueue(queue: str, payload: Any, *, using: str | None = None, **options: Un
     written, and `DuplicateJob` where a live job of the queue has the unique key.
     """
     validate_name("queue", queue)
-    return add(resolve_alias(using), queue, payload, options, conf.settings().defaults_for(queue))
+    settings = conf.settings()
+    return add(using or resolve_default(settings), queue, payload, options, settings)
 
 
 def enqueue_tx(queue: str, payload: Any, *, using: str | None = None, **options: Unpack[JobOptions]) -> Job:
     """As `enqueue`, in the caller's transaction only: `TransactionRequired` where none is open on the database."""
     validate_name("queue", queue)
-    alias = resolve_alias(using)
+    settings = conf.settings()
+    alias = using or resolve_default(settings)
     require_open(alias, "enqueue_tx")
-    return add(alias, queue, payload, options, conf.settings().defaults_for(queue))
+    return add(alias, queue, payload, options, settings)
 
 
 def enqueue_many(
@@ -55,13 +58,14 @@ def enqueue_many(
     validate_name("queue", queue)
     if options.get("unique_key") is not None:
         raise InvalidOption("enqueue_many takes no unique_key: a key names one job")
-    alias = resolve_alias(using)
-    template = stamp(queue, "", options, conf.settings().defaults_for(queue), clock.now_us())
-    jobs = [template._replace(payload=_encode_item(index, payload)) for index, payload in enumerate(payloads)]
+    settings = conf.settings()
+    alias = using or resolve_default(settings)
+    template = stamp(queue, "", options, settings.defaults_for(queue), clock.now_us())
+    before, after = template[:_PAYLOAD], template[_PAYLOAD + 1 :]
+    jobs = [(*before, _encode_item(index, item, settings), *after) for index, item in enumerate(payloads)]
     if not jobs:
         return []
-    dialect = dialect_of(connections[alias])
-    return write_transaction(alias, lambda cursor: dialect.insert_jobs(cursor, jobs))
+    return write_transaction(alias, lambda db: db.insert_jobs(jobs))
 
 
 def get_or_enqueue(
@@ -69,38 +73,39 @@ def get_or_enqueue(
 ) -> tuple[Job, bool]:
     """The live job of `queue` with this unique key and `False`, or a new one and `True`."""
     validate_name("queue", queue)
-    alias = resolve_alias(using)
+    settings = conf.settings()
+    alias = using or resolve_default(settings)
     if unique_key is None:
         raise InvalidOption("get_or_enqueue needs a unique_key")
     keyed: dict[str, Any] = {**options, "unique_key": unique_key}
-    job = _new_job(queue, payload, keyed, conf.settings().defaults_for(queue))
+    job = _new_job(queue, payload, keyed, settings)
+    stored = decode_payload(job.payload)
 
-    def get_or_insert(cursor: CursorWrapper) -> tuple[Job, bool]:
-        job_id = dialect_of(connections[alias]).insert_job(cursor, job)
+    def get_or_insert(db: Operations) -> tuple[Job, bool]:
+        job_id = db.insert_job(job)
         if job_id is not None:
-            return _instance(alias, job_id, job), True
+            return _instance(alias, job_id, job, stored), True
         return Job.objects.using(alias).live().get(queue=queue, unique_key=unique_key), False
 
     return write_transaction(alias, get_or_insert)
 
 
-def add(alias: str, queue: str, payload: Any, options: Mapping[str, Any], defaults: JobDefaults) -> Job:
+def add(alias: str, queue: str, payload: Any, options: Mapping[str, Any], settings: Settings) -> Job:
     """Store one job in any queue. Shared by queues and outboxes, which have checked the name."""
-    job = _new_job(queue, payload, options, defaults)
-    dialect = dialect_of(connections[alias])
+    job = _new_job(queue, payload, options, settings)
+    stored = decode_payload(job.payload)
     if job.unique_key is None:
-        job_id = write_statement(alias, lambda cursor: dialect.insert_job(cursor, job))
+        job_id = write_statement(alias, lambda db: db.insert_job(job))
         assert job_id is not None, "only a unique key or a boundary can be taken"
     else:
         job_id = _insert_keyed(alias, job, job.unique_key)
-    return _instance(alias, job_id, job)
+    return _instance(alias, job_id, job, stored)
 
 
 def _insert_keyed(alias: str, job: NewJob, unique_key: str) -> int:
-    dialect = dialect_of(connections[alias])
 
-    def insert(cursor: CursorWrapper) -> int:
-        job_id = dialect.insert_job(cursor, job)
+    def insert(db: Operations) -> int:
+        job_id = db.insert_job(job)
         if job_id is None:
             live = Job.objects.using(alias).live()
             holder = live.values_list("id", flat=True).get(queue=job.queue, unique_key=unique_key)
@@ -110,36 +115,52 @@ def _insert_keyed(alias: str, job: NewJob, unique_key: str) -> int:
     return write_transaction(alias, insert)
 
 
-def _new_job(queue: str, payload: Any, options: Mapping[str, Any], defaults: JobDefaults) -> NewJob:
-    return stamp(queue, encode(payload), options, defaults, clock.now_us())
+def _new_job(queue: str, payload: Any, options: Mapping[str, Any], settings: Settings) -> NewJob:
+    return stamp(queue, encode(payload, settings), options, settings.defaults_for(queue), clock.now_us())
 
 
-def _encode_item(index: int, payload: Any) -> str:
+def _encode_item(index: int, payload: Any, settings: Settings) -> str:
     try:
-        return encode(payload)
+        return encode(payload, settings)
     except TypeError as error:
         error.add_note(f"in payloads[{index}]")
         raise
 
 
-_FIELDS = [field.attname for field in Job._meta.concrete_fields]
+_PAYLOAD = NewJob._fields.index("payload")
+_UNSET = dict.fromkeys(field.attname for field in Job._meta.concrete_fields)
 
 
-def _instance(alias: str, job_id: int, job: NewJob) -> Job:
-    """The model instance of a row just stored, without asking for it."""
-    values = {
-        **job._asdict(),
-        "id": job_id,
-        "payload": decode_payload(job.payload),
-        "state": State.PENDING.value,
-        "run_at": from_us(job.run_at),
-        "attempts": 0,
-        "expires_at": None if job.expires_at is None else from_us(job.expires_at),
-        "fence": 0,
-        "errors": [],
-        "created_at": from_us(job.created_at),
-    }
-    return Job.from_db(alias, _FIELDS, [values.get(name) for name in _FIELDS])
+def _instance(alias: str, job_id: int, job: NewJob, payload: Any) -> Job:
+    """The model instance of a row just stored, without asking for it; `payload` as it will be read.
+
+    Its fields are put in place as unpickling does: twenty `setattr`s in `Model.__init__` would cost more than
+    the statement that stored them.
+    """
+    instance = Job.__new__(Job)
+    created_at = from_us(job.created_at)
+    vars(instance).update(
+        _UNSET,
+        _state=ModelState(),
+        id=job_id,
+        queue=job.queue,
+        payload=payload,
+        state=State.PENDING.value,
+        priority=job.priority,
+        run_at=created_at if job.run_at == job.created_at else from_us(job.run_at),
+        attempts=0,
+        max_attempts=job.max_attempts,
+        visibility_timeout=job.visibility_timeout,
+        backoff_base=job.backoff_base,
+        expires_at=None if job.expires_at is None else from_us(job.expires_at),
+        fence=0,
+        unique_key=job.unique_key,
+        errors=[],
+        created_at=created_at,
+    )
+    instance._state.adding = False
+    instance._state.db = alias
+    return instance
 
 
 def get_job(id: int, *, using: str | None = None) -> Job | None:  # noqa: A002  the contract's name for it
@@ -150,8 +171,7 @@ def get_job(id: int, *, using: str | None = None) -> Job | None:  # noqa: A002  
 def cancel(id: int, *, using: str | None = None) -> bool:  # noqa: A002
     """Cancel a live job; `False` where there is none. A worker that holds it is told at its next call."""
     alias = resolve_alias(using)
-    dialect = dialect_of(connections[alias])
-    return write_statement(alias, lambda cursor: dialect.cancel(cursor, id, clock.now_us()))
+    return write_statement(alias, lambda db: db.cancel(id, clock.now_us()))
 
 
 def requeue(id: int, *, using: str | None = None) -> bool:  # noqa: A002
@@ -160,10 +180,9 @@ def requeue(id: int, *, using: str | None = None) -> bool:  # noqa: A002
     `False` where there is no such job. `DuplicateJob` where its unique key has been taken meanwhile.
     """
     alias = resolve_alias(using)
-    dialect = dialect_of(connections[alias])
 
-    def reopen(cursor: CursorWrapper) -> bool:
-        if dialect.requeue(cursor, id, clock.now_us()):
+    def reopen(db: Operations) -> bool:
+        if db.requeue(id, clock.now_us()):
             return True
         jobs = Job.objects.using(alias)
         kept = jobs.filter(pk=id, state__in=(State.DEAD, State.CANCELLED), unique_key__isnull=False).first()
@@ -178,8 +197,7 @@ def requeue(id: int, *, using: str | None = None) -> bool:  # noqa: A002
 def run_now(id: int, *, using: str | None = None) -> bool:  # noqa: A002
     """Make a pending job that is not due yet due now; `False` where there is none."""
     alias = resolve_alias(using)
-    dialect = dialect_of(connections[alias])
-    return write_statement(alias, lambda cursor: dialect.run_now(cursor, id, clock.now_us()))
+    return write_statement(alias, lambda db: db.run_now(id, clock.now_us()))
 
 
 def next_claim_at(queue: str, *, using: str | None = None) -> datetime | None:
@@ -191,10 +209,7 @@ def next_claim_at(queue: str, *, using: str | None = None) -> datetime | None:
 
 def next_claim_us(alias: str, queues: Iterable[str]) -> int | None:
     """As `next_claim_at`, over several queues of any kind, in microseconds."""
-    connection = connections[alias]
-    dialect = dialect_of(connection)
-    with connection.cursor() as cursor:
-        moments = [dialect.next_claim_at(cursor, queue) for queue in queues]
+    moments = read(alias, lambda db: [db.next_claim_at(queue) for queue in queues])
     return min((moment for moment in moments if moment is not None), default=None)
 
 
@@ -217,10 +232,8 @@ class QueueStats:
 
 def queue_stats(*, using: str | None = None) -> list[QueueStats]:
     """Every queue (and outbox queue) that holds a job, by name."""
-    connection = connections[resolve_alias(using)]
     now = clock.now_us()
-    with connection.cursor() as cursor:
-        counted = dialect_of(connection).count_queues(cursor, now)
+    counted = read(resolve_alias(using), lambda db: db.count_queues(now))
     return [
         QueueStats(*row[:-1], None if row.oldest_due is None else (now - row.oldest_due) / SECOND) for row in counted
     ]

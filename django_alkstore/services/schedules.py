@@ -4,13 +4,11 @@ from dataclasses import dataclass, field
 from datetime import datetime
 from typing import Any, NamedTuple, Unpack
 
-from django.db import connections
-from django.db.backends.utils import CursorWrapper
 from django.db.models import Min
 
 from django_alkstore import clock, conf, signals
 from django_alkstore.clock import LAST_US, from_us, to_us
-from django_alkstore.dialects import Dialect, dialect_of
+from django_alkstore.dialects import Operations
 from django_alkstore.dialects.base import NewJob, StoredSchedule
 from django_alkstore.dialects.transactions import resolve_alias, write_transaction
 from django_alkstore.durations import aware_moment
@@ -68,12 +66,12 @@ def schedule(
     declared: dict[str, Any] = {
         "spec": spec,
         "queue": queue,
-        "payload": decode_payload(encode(payload)),
+        "payload": decode_payload(encode(payload, conf.settings())),
         **chosen,
     }
     alias = resolve_alias(using)
 
-    def upsert(_: CursorWrapper) -> Schedule:
+    def upsert(_: Operations) -> Schedule:
         now = clock.now()
         row = Schedule.objects.using(alias).filter(name=name).first()
         if row is None:
@@ -114,7 +112,7 @@ def pause_schedule(name: str, *, using: str | None = None) -> bool:
     alias = resolve_alias(using)
     validate_name("schedule", name)
 
-    def pause(_: CursorWrapper) -> bool:
+    def pause(_: Operations) -> bool:
         running = Schedule.objects.using(alias).filter(name=name, enabled=True)
         return running.update(enabled=False, updated_at=clock.now()) == 1
 
@@ -129,7 +127,7 @@ def resume_schedule(name: str, *, using: str | None = None) -> bool:
     alias = resolve_alias(using)
     validate_name("schedule", name)
 
-    def resume(_: CursorWrapper) -> bool:
+    def resume(_: Operations) -> bool:
         row = Schedule.objects.using(alias).filter(name=name, enabled=False).first()
         if row is None:
             return False
@@ -152,14 +150,14 @@ def fire_schedule(name: str, *, using: str | None = None) -> Job | None:
     alias = resolve_alias(using)
     validate_name("schedule", name)
 
-    def fire(_: CursorWrapper) -> Job | None:
+    def fire(_: Operations) -> Job | None:
         row = Schedule.objects.using(alias).filter(name=name).first()
         if row is None:
             return None
         validate_name("queue", row.queue)
         options = {key: getattr(row, key) for key in FireOptions.__optional_keys__}
         payload = _readable(row.payload)
-        job = add(alias, row.queue, payload, options, conf.settings().defaults_for(row.queue))
+        job = add(alias, row.queue, payload, options, conf.settings())
         job.schedule = name
         job.save(using=alias, update_fields=["schedule"])
         return job
@@ -194,10 +192,7 @@ def tick(now: datetime | None = None, *, using: str | None = None) -> list[Fire]
     """
     moment = None if now is None else aware_moment("now", now)
     alias = resolve_alias(using)
-    dialect = dialect_of(connections[alias])
-    ticked = write_transaction(
-        alias, lambda cursor: tick_step(dialect, cursor, clock.now_us() if moment is None else moment)
-    )
+    ticked = write_transaction(alias, lambda db: tick_step(db, clock.now_us() if moment is None else moment))
     ticked.announce()
     return ticked.fires
 
@@ -216,29 +211,29 @@ class Ticked:
             signals.emit(signals.schedule_broken, name=name, reason=reason)
 
 
-def tick_step(dialect: Dialect, cursor: CursorWrapper, now: int) -> Ticked:
+def tick_step(db: Operations, now: int) -> Ticked:
     """The tick inside its transaction. Needs the writer lock."""
     ticked = Ticked()
-    for stored in dialect.due_schedules(cursor, now):
+    for stored in db.due_schedules(now):
         # Only the reading of the row is guarded: a database error is nobody's fault here, and rolls back.
         try:
             due = _Due.read(stored, now)
         except (AlkstoreError, ValueError, TypeError, RecursionError, OverflowError) as error:
             reason = f"{type(error).__name__}: {error}"
-            dialect.pause_broken(cursor, stored.id, now, reason)
+            db.pause_broken(stored.id, now, reason)
             ticked.broken.append((str(stored.name), reason))
             continue
         for boundary in due.boundaries:
-            job_id = dialect.insert_job(cursor, due.job._replace(fire_at=boundary))
+            job_id = db.insert_job(due.job._replace(fire_at=boundary))
             # `None`: the boundary has its job already, so it is moved past and not fired again.
             if job_id is not None:
                 ticked.fires.append(Fire(stored.name, stored.queue, from_us(boundary), job_id))
         last = due.boundaries[-1]
         if due.goes_on <= LAST_US:
-            dialect.move_schedule(cursor, stored.id, now, due.goes_on, last)
+            db.move_schedule(stored.id, now, due.goes_on, last)
         else:
-            dialect.move_schedule(cursor, stored.id, now, last, last)
-            dialect.pause_broken(cursor, stored.id, now, _NO_MORE_BOUNDARIES)
+            db.move_schedule(stored.id, now, last, last)
+            db.pause_broken(stored.id, now, _NO_MORE_BOUNDARIES)
             ticked.broken.append((stored.name, _NO_MORE_BOUNDARIES))
     return ticked
 

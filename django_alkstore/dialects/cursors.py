@@ -1,0 +1,130 @@
+"""A cursor for the hot path.
+
+Django's cursor costs more than the short statements that go through it here: each is rewritten from Django's
+placeholders to SQLite's by regular expressions, and passes through the layers that let others look on. Where
+nobody looks on, statements go to the driver's own cursor, with Django's errors and Django's guards; where
+somebody does (`connection.queries`, `assertNumQueries`, execute wrappers, a patched cursor, a database backend
+of the project's own), they go through Django's, and are seen.
+"""
+
+import re
+import sqlite3
+from collections.abc import Iterable, Mapping, Sequence
+from functools import lru_cache
+from types import TracebackType
+from typing import Any, NoReturn, Protocol, Self, cast
+
+from django.db.backends.base.base import BaseDatabaseWrapper
+from django.db.backends.sqlite3.base import DatabaseWrapper
+from django.db.backends.utils import CursorWrapper
+
+Params = Sequence[Any] | Mapping[str, Any]
+
+
+class Cursor(Protocol):
+    """What the operations ask of a cursor. A context manager that closes it."""
+
+    @property
+    def rowcount(self) -> int: ...
+    @property
+    def lastrowid(self) -> int | None: ...
+    def execute(self, text: str, params: Params = ..., /) -> Any: ...
+    def executemany(self, text: str, params: Iterable[Params], /) -> Any: ...
+    def fetchone(self) -> Any: ...
+    def fetchall(self) -> list[Any]: ...
+    def __enter__(self) -> Self: ...
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None, /
+    ) -> None: ...
+
+
+def open_cursor(connection: BaseDatabaseWrapper) -> Cursor:
+    """The driver's own cursor, or Django's where anybody looks on."""
+    return cast("Cursor", connection.cursor()) if _is_watched(connection) else _DirectCursor(connection)
+
+
+_UNPATCHED = (CursorWrapper.execute, CursorWrapper.executemany)
+
+
+def _is_watched(connection: BaseDatabaseWrapper) -> bool:
+    return bool(
+        connection.execute_wrappers
+        or connection.queries_logged
+        or "cursor" in vars(connection)
+        or type(connection) is not DatabaseWrapper
+        or (CursorWrapper.execute, CursorWrapper.executemany) != _UNPATCHED
+    )
+
+
+class _DirectCursor:
+    """The driver's cursor: Django's placeholders in, Django's errors out."""
+
+    __slots__ = ("_connection", "_cursor")
+
+    def __init__(self, connection: BaseDatabaseWrapper) -> None:
+        connection.validate_thread_sharing()
+        connection.close_if_health_check_failed()
+        connection.ensure_connection()  # refuses inside a running event loop
+        connection.validate_no_broken_transaction()
+        self._connection = connection
+        self._cursor = connection.connection.cursor()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None, /
+    ) -> None:
+        self._cursor.close()
+
+    @property
+    def rowcount(self) -> int:
+        return int(self._cursor.rowcount)
+
+    @property
+    def lastrowid(self) -> int | None:
+        return int(self._cursor.lastrowid)
+
+    def execute(self, text: str, params: Params = (), /) -> Any:
+        try:
+            return self._cursor.execute(_driver_text(text), params)
+        except sqlite3.Error:
+            self._raise_as_django()
+
+    def executemany(self, text: str, params: Iterable[Params], /) -> Any:
+        try:
+            return self._cursor.executemany(_driver_text(text), params)
+        except sqlite3.Error:
+            self._raise_as_django()
+
+    def fetchone(self) -> Any:
+        try:
+            return self._cursor.fetchone()
+        except sqlite3.Error:
+            self._raise_as_django()
+
+    def fetchall(self) -> list[Any]:
+        try:
+            return self._cursor.fetchall()  # type: ignore[no-any-return]
+        except sqlite3.Error:
+            self._raise_as_django()
+
+    def _raise_as_django(self) -> NoReturn:
+        """Inside an `except`: raise Django's error for the driver's, which becomes its cause."""
+        with self._connection.wrap_database_errors:
+            raise  # noqa: PLE0704  the caller's `except` has it
+
+
+_PLACEHOLDER = re.compile(r"%(?:s|%|\((\w+)\)s)")
+
+
+@lru_cache(maxsize=512)
+def _driver_text(text: str) -> str:
+    """`%s` as `?`, `%(name)s` as `:name`, `%%` as `%`. Remembered: the texts are few and long."""
+
+    def rewrite(match: re.Match[str]) -> str:
+        if match[0] == "%%":
+            return "%"
+        return f":{match[1]}" if match[1] else "?"
+
+    return _PLACEHOLDER.sub(rewrite, text)
