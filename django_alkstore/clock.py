@@ -89,6 +89,12 @@ def from_us(us: int) -> datetime:
 
 
 LAST_US = to_us(LAST_MOMENT)
+FIRST_US = to_us(datetime.min.replace(tzinfo=UTC))
+
+
+def readable(stored: object) -> datetime:
+    """A stored moment as the nearest that a date can hold: what something else has written must not stop a list."""
+    return from_us(min(max(stored, FIRST_US), LAST_US)) if isinstance(stored, int) else LAST_MOMENT
 
 
 @contextmanager

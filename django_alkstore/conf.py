@@ -10,7 +10,7 @@ from django.core.exceptions import ImproperlyConfigured
 from django.utils.module_loading import import_string
 
 from django_alkstore.durations import seconds
-from django_alkstore.exceptions import AlkstoreError, InvalidOption
+from django_alkstore.exceptions import AlkstoreError, InvalidOption, shown
 from django_alkstore.names import outbox_of, validate_name
 
 
@@ -54,7 +54,7 @@ MAX_INT32 = 2**31 - 1
 
 def positive_int(option: str, value: object) -> int:
     if not isinstance(value, int) or isinstance(value, bool) or not 1 <= value <= MAX_INT32:
-        raise InvalidOption(f"{option} must be a whole number of at least 1, not {value!r}")
+        raise InvalidOption(f"{option} must be a whole number of at least 1, not {shown(value)}")
     return value
 
 
@@ -65,7 +65,7 @@ def _duration(option: str, value: object, *, zero: bool, none: bool = False) -> 
 def job_defaults(where: str, value: object) -> JobDefaults:
     """Read one queue's defaults; `InvalidOption` names the key that is wrong."""
     if not isinstance(value, Mapping):
-        raise InvalidOption(f"{where} must be a dict of job options, not {value!r}")
+        raise InvalidOption(f"{where} must be a dict of job options, not {shown(value)}")
     known = {f.name for f in fields(JobDefaults)}
     for key in value:
         if key not in known:
@@ -89,16 +89,16 @@ def _json_encoder(where: str, value: object) -> type[json.JSONEncoder] | None:
     if isinstance(value, str):
         try:
             value = import_string(value)
-        except ImportError as error:
+        except Exception as error:
             raise InvalidOption(f"{where} cannot be imported: {error}") from error
     if value is not None and not (isinstance(value, type) and issubclass(value, json.JSONEncoder)):
-        raise InvalidOption(f"{where} must be a json.JSONEncoder class or the dotted path of one, not {value!r}")
+        raise InvalidOption(f"{where} must be a json.JSONEncoder class or the dotted path of one, not {shown(value)}")
     return value
 
 
 def _queues(where: str, value: object) -> dict[str, JobDefaults]:
     if not isinstance(value, Mapping):
-        raise InvalidOption(f"{where} must be a dict from queue name to a dict of job options, not {value!r}")
+        raise InvalidOption(f"{where} must be a dict from queue name to a dict of job options, not {shown(value)}")
     for name in value:
         validate_name("queue", name)
     return {name: job_defaults(f"{where}[{name!r}]", given) for name, given in value.items()}

@@ -4,7 +4,7 @@ import math
 from datetime import datetime, timedelta
 
 from django_alkstore.clock import LAST_US, SECOND, to_us
-from django_alkstore.exceptions import InvalidOption
+from django_alkstore.exceptions import InvalidOption, shown
 
 Duration = float | timedelta
 """What a caller may give: seconds, or a timedelta."""
@@ -29,9 +29,9 @@ def seconds(option: str, value: object, *, zero: bool) -> float:
         raise InvalidOption(f"{option} must be a number of seconds or a timedelta, not {type(value).__name__}")
     if not math.isfinite(number) or number < (0 if zero else SHORTEST):
         bound = "0 or more" if zero else "above 0"
-        raise InvalidOption(f"{option} must be finite and {bound}, not {value!r}")
+        raise InvalidOption(f"{option} must be finite and {bound}, not {shown(value)}")
     if number * SECOND > LAST_US:
-        raise InvalidOption(f"{option} of {value!r} s is longer than any date can hold")
+        raise InvalidOption(f"{option} of {shown(value)} s is longer than any date can hold")
     return number
 
 
@@ -49,4 +49,7 @@ def aware_moment(option: str, value: object) -> int:
         raise InvalidOption(f"{option} must be an aware datetime, not {type(value).__name__}")
     if value.utcoffset() is None:
         raise InvalidOption(f"{option} must be an aware datetime; {value!r} has no time zone")
-    return to_us(value)
+    moment = to_us(value)
+    if moment > LAST_US:
+        raise InvalidOption(f"{option} is past the year 9999 in UTC")
+    return moment

@@ -24,6 +24,15 @@ __all__ = [
 ]
 
 
+def shown(value: object) -> str:
+    """`value` for an error message: its `repr`, cut, and a description where there is none to be had."""
+    try:
+        text = repr(value)
+    except Exception:  # noqa: BLE001  what is wrong with the value must not hide what is wrong with the call
+        return f"<{type(value).__name__}>"
+    return text if len(text) <= 120 else f"{text[:100]}…"
+
+
 class AlkstoreError(Exception):
     """The parent of every error of this library."""
 

@@ -37,7 +37,7 @@ def failure(attempt: int, at: datetime, error: str, traceback_text: str = "") ->
     return {"attempt": attempt, "at": at.isoformat(), "error": error, "traceback": traceback_text}
 
 
-def append(history: str, entry: Failure) -> str:
+def append(history: bytes | str, entry: Failure) -> str:
     """The stored list `history` with `entry` behind it: the last `MAX_ERRORS`, as JSON text.
 
     A list that cannot be read (something else wrote it) is kept as an entry's text, so that it is not lost.
@@ -47,9 +47,10 @@ def append(history: str, entry: Failure) -> str:
         if not isinstance(entries, list):
             raise TypeError("not a list")
     except (TypeError, ValueError, RecursionError):
+        text = history.decode(errors="replace") if isinstance(history, bytes) else str(history)
         unreadable: dict[str, Any] = {
             **entry,
-            "error": f"unreadable history: {_cut_end(_clean(str(history)))}",
+            "error": _cut_end(f"unreadable history: {_clean(text)}"),
         }
         entries = [unreadable | {"traceback": ""}]
     return json.dumps([*entries, entry][-MAX_ERRORS:], ensure_ascii=False)

@@ -6,10 +6,11 @@ from typing import TYPE_CHECKING, Any
 from django.core.exceptions import ValidationError
 from django.db import models
 from django.db.backends.base.base import BaseDatabaseWrapper
+from django.db.models.sql.compiler import SQLCompiler
 from django.utils.dateparse import parse_datetime
 
-from django_alkstore.clock import from_us, to_us
-from django_alkstore.payloads import dumps, read_payload
+from django_alkstore.clock import from_us, readable, to_us
+from django_alkstore.payloads import UnreadablePayload, dumps, read_payload
 
 if TYPE_CHECKING:
     # What is set and read is typed as for a DateTimeField, `null` included; the column is another.
@@ -31,7 +32,7 @@ class InstantField(_Instant):  # type: ignore[type-arg]  # the plugin fills them
         return "BigIntegerField"
 
     def from_db_value(self, value: Any, expression: Any, connection: BaseDatabaseWrapper) -> datetime | None:
-        return None if value is None else from_us(value)
+        return None if value is None else readable(value)
 
     def to_python(self, value: Any) -> datetime | None:
         if isinstance(value, str):
@@ -71,6 +72,12 @@ class JSONTextField(_JSON):
     def get_internal_type(self) -> str:
         return "TextField"
 
+    def select_format(self, compiler: SQLCompiler, sql: str, params: Any) -> Any:
+        # As bytes: a text that is not UTF-8, which something else wrote, would fail the whole statement.
+        if compiler.connection.vendor == "sqlite":
+            sql = f"CAST({sql} AS BLOB)"
+        return super().select_format(compiler, sql, params)
+
     def from_db_value(self, value: Any, expression: Any, connection: BaseDatabaseWrapper) -> Any:
         return None if value is None else read_payload(value)
 
@@ -79,5 +86,7 @@ class JSONTextField(_JSON):
             return value
         return dumps(value)
 
-    def value_to_string(self, obj: models.Model) -> str:
-        return dumps(self.value_from_object(obj))
+    def value_to_string(self, obj: models.Model) -> Any:
+        # The serializers encode JSON themselves.
+        value = self.value_from_object(obj)
+        return value.text if isinstance(value, UnreadablePayload) else value

@@ -123,8 +123,8 @@ class Job(models.Model):
 class Lock(models.Model):
     """A held lock, or one that has lapsed. Releasing deletes the row.
 
-    The token is the key, and SQLite's AUTOINCREMENT never gives a number twice: it grows with each
-    acquisition, past every deletion, with no row left behind for a free lock.
+    The token is the key, and SQLite's AUTOINCREMENT remembers the greatest that there ever was: it grows with
+    each acquisition, past every deletion, with no row left behind for a free lock.
     """
 
     token = models.BigAutoField(primary_key=True)

@@ -10,9 +10,10 @@ from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from enum import Enum
+from functools import lru_cache
 from typing import Any, NoReturn
 
-from django_alkstore.exceptions import InvalidPayload
+from django_alkstore.exceptions import InvalidPayload, shown
 
 
 def _refuse_constant(name: str) -> NoReturn:
@@ -44,24 +45,37 @@ def encode_payload(payload: Any, *, max_bytes: int, encoder: type[json.JSONEncod
 
     `encoder` converts what strict JSON refuses, for those who chose one in the settings.
     """
+    converter = None if encoder is None else _converter(encoder)
     try:
-        if encoder is None:
-            text = _encode_strict(payload)
-        else:
-            text = json.dumps(payload, cls=encoder, ensure_ascii=False, allow_nan=False, separators=(",", ":"))
+        text = _encode_strict(payload) if converter is None else converter.encode(payload)
         size = len(text.encode())
     except RecursionError:
         raise InvalidPayload("payload is nested too deeply for the JSON encoder") from None
     except (TypeError, ValueError) as error:
-        _explain(payload, strict=encoder is None, otherwise=error)
-    _refuse_what_json_would_change(payload, strict=encoder is None)
+        _explain(payload, converter, otherwise=error)
+    _refuse_what_json_would_change(payload, converter)
     if size > max_bytes:
         raise InvalidPayload(f"payload is {size} bytes of JSON; at most {max_bytes} are allowed")
     return text
 
 
-def decode_payload(text: str) -> Any:
+@lru_cache(maxsize=8)
+def _converter(encoder: type[json.JSONEncoder]) -> json.JSONEncoder:
+    """The project's encoder, held to the same rules: what it makes of a value must be JSON that comes back."""
+
+    class Converter(encoder):  # type: ignore[valid-type, misc]
+        def default(self, o: Any) -> Any:
+            made = super().default(o)
+            _refuse_what_json_would_change(made, self)
+            return made
+
+    return Converter(ensure_ascii=False, allow_nan=False, separators=(",", ":"))
+
+
+def decode_payload(text: str | bytes) -> Any:
     """The value of stored JSON text. `TypeError`, `ValueError` or `RecursionError` for what is not JSON text."""
+    if isinstance(text, bytes):
+        text = text.decode()
     try:
         return _decode_strict(text)
     except RecursionError:
@@ -75,10 +89,10 @@ def read_payload(text: Any) -> Any:
     try:
         return decode_payload(text)
     except (TypeError, ValueError, RecursionError) as error:
-        return UnreadablePayload(str(text), str(error))
+        return UnreadablePayload(text.decode(errors="replace") if isinstance(text, bytes) else str(text), str(error))
 
 
-def _refuse_what_json_would_change(payload: Any, *, strict: bool) -> None:
+def _refuse_what_json_would_change(payload: Any, converter: json.JSONEncoder | None) -> None:
     """Refuse what the encoder accepts but does not give back: keys that are not strings, enums, multi-dicts.
 
     The payload was encoded, so it is finite and holds no cycle; the stack is ours and not Python's, so depth
@@ -91,25 +105,22 @@ def _refuse_what_json_would_change(payload: Any, *, strict: bool) -> None:
         if kind is str or kind is int:
             continue
         if isinstance(value, dict):
-            for key in value:
-                if not isinstance(key, str):
-                    _explain(payload, strict=strict)
-            if kind.__getitem__ is not dict.__getitem__:
-                _explain(payload, strict=strict)
+            if _dict_complaint(value):
+                _explain(payload, converter)
             stack.extend(value.values())
         elif isinstance(value, (list, tuple)):
             stack.extend(value)
-        elif strict and isinstance(value, Enum):
-            _explain(payload, strict=strict)
+        elif converter is None and isinstance(value, Enum):
+            _explain(payload, converter)
 
 
-def _explain(payload: Any, *, strict: bool, otherwise: Exception | None = None) -> NoReturn:
+def _explain(payload: Any, converter: json.JSONEncoder | None, otherwise: Exception | None = None) -> NoReturn:
     """Raise `InvalidPayload` for the first thing wrong in `payload`, with its path."""
-    complaint = _first_complaint(payload, strict) or f"payload is not JSON: {otherwise}"
+    complaint = _first_complaint(payload, converter) or f"payload is not JSON: {otherwise}"
     raise InvalidPayload(complaint) from otherwise
 
 
-def _first_complaint(payload: Any, strict: bool) -> str | None:
+def _first_complaint(payload: Any, converter: json.JSONEncoder | None) -> str | None:
     """Depth first, in order, on a stack of our own: the payload may be as deep as Python's allows."""
     levels = [iter([("payload", payload)])]
     containers: list[int] = [0]  # of each level, to tell a cycle from a value that is used twice
@@ -119,7 +130,7 @@ def _first_complaint(payload: Any, strict: bool) -> str | None:
             levels.pop()
             containers.pop()
         elif not isinstance(value, (dict, list, tuple)):
-            if complaint := _scalar_complaint(value, strict):
+            if complaint := _scalar_complaint(value, converter):
                 return f"{_shown(path)}: {complaint}"
         elif id(value) in containers:
             return f"{_shown(path)}: a cycle is not JSON"
@@ -148,30 +159,42 @@ def _shown(path: str) -> str:
 
 
 def _dict_complaint(value: dict[Any, Any]) -> str | None:
+    """What JSON would not give back of a dict itself, its values apart."""
     if type(value).__getitem__ is not dict.__getitem__:
         return f"{type(value).__name__} is not JSON; give it as a dict"
+    plain = True
     for key in value:
-        if not isinstance(key, str):
-            return f"the key {key!r} is of type {type(key).__name__}; JSON has only str keys"
-        if _has_surrogate(key):
+        if type(key) is not str:
+            if not isinstance(key, str):
+                return f"the key {shown(key)} is of type {type(key).__name__}; JSON has only str keys"
+            plain = False
+        if not key.isascii() and _has_surrogate(key):
             return f"the key {key!a} holds a lone surrogate, which UTF-8 cannot hold"
+    if not plain and len({str.__str__(key) for key in value}) < len(value):
+        return "two of its keys are the same text"
     return None
 
 
-def _scalar_complaint(value: Any, strict: bool) -> str | None:
+def _scalar_complaint(value: Any, converter: json.JSONEncoder | None) -> str | None:
     """What is wrong with a value that holds no others, or `None`."""
     if isinstance(value, Enum):
-        return f"{type(value).__name__} is not JSON; give its value" if strict else None
+        return f"{type(value).__name__} is not JSON; give its value" if converter is None else None
     if isinstance(value, str):
         return "a lone surrogate is not JSON: UTF-8 cannot hold it" if _has_surrogate(value) else None
     if isinstance(value, float):
         return None if math.isfinite(value) else f"{value!r} is not JSON"
     if isinstance(value, int):
         return _int_complaint(value)
-    return _foreign_complaint(value) if strict and value is not None else None
+    return None if value is None else _foreign_complaint(value, converter)
 
 
-def _foreign_complaint(value: Any) -> str:
+def _foreign_complaint(value: Any, converter: json.JSONEncoder | None) -> str | None:
+    if converter is not None:
+        try:
+            converter.default(value)
+        except (TypeError, ValueError) as error:
+            return f"{type(value).__name__} is not JSON, for the project's encoder too ({error})"
+        return None
     hint = "; pass its primary key" if hasattr(value, "_meta") or hasattr(value, "_iterable_class") else ""
     return f"{type(value).__name__} is not JSON{hint}"
 

@@ -18,7 +18,7 @@ from django.utils.module_loading import module_has_submodule
 
 from django_alkstore import signals
 from django_alkstore.durations import Duration, seconds
-from django_alkstore.exceptions import InvalidOption
+from django_alkstore.exceptions import InvalidOption, shown
 from django_alkstore.names import describe_queue, outbox_of, outbox_queue, validate_name
 
 MODULE = "alkstore"
@@ -87,11 +87,11 @@ def delivery(outbox: str, *, time_limit: Duration = DEFAULT_TIME_LIMIT, atomic: 
 def _registrar(queue: str, time_limit: Duration, atomic: bool) -> Callable[[T], T]:
     limit = seconds("time_limit", time_limit, zero=False)
     if not isinstance(atomic, bool):
-        raise InvalidOption(f"atomic must be True or False, not {atomic!r}")
+        raise InvalidOption(f"atomic must be True or False, not {shown(atomic)}")
 
     def register(target: T) -> T:
         if not callable(target):
-            raise InvalidOption(f"the handler of {describe_queue(queue)} must be callable, not {target!r}")
+            raise InvalidOption(f"the handler of {describe_queue(queue)} must be callable, not {shown(target)}")
         taken = _registered.get(queue)
         if taken is not None:
             raise ImproperlyConfigured(

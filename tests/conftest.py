@@ -4,11 +4,35 @@ from collections.abc import Callable, Iterator
 from datetime import UTC, datetime
 
 import pytest
-from django.db import connections
+from django.contrib.auth.models import Permission
+from django.contrib.contenttypes.models import ContentType
+from django.db import connections, transaction
+from django.test import TransactionTestCase
 
 from django_alkstore import clock as clock_module
 from django_alkstore.clock import ManualClock
 from tests.processes import Process, start_process
+
+
+_KEPT = {"django_migrations", ContentType._meta.db_table, Permission._meta.db_table}
+"""Tables that migrating has filled."""
+
+
+def _empty_tables(test_case: TransactionTestCase) -> None:
+    """What Django's flush does, without making every content type and permission anew after each test."""
+    for alias in test_case._databases_names(include_mirrors=False):
+        connection = connections[alias]
+        # In one transaction: foreign keys are checked at its end.
+        with transaction.atomic(using=alias), connection.cursor() as cursor:
+            for table in set(connection.introspection.table_names(cursor)) - _KEPT:
+                cursor.execute(f"DELETE FROM {connection.ops.quote_name(table)}")
+
+
+@pytest.fixture(autouse=True, scope="session")
+def _quick_teardown() -> Iterator[None]:
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(TransactionTestCase, "_fixture_teardown", _empty_tables)
+        yield
 
 
 @pytest.fixture

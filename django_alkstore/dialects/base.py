@@ -56,19 +56,20 @@ class ClaimedJob(NamedTuple):
     id: int
     fence: int
     queue: str
-    payload: str
+    payload: bytes
+    """Not known to be JSON, nor even text."""
     attempts: int
     max_attempts: int
     priority: int
     created_at: int
     run_at: int
     lease_expires_at: int
-    last_error: str | None
+    last_error: bytes | None
     schedule: str | None
     fire_at: int | None
     visibility_timeout: float
     backoff_base: float
-    errors: str
+    errors: bytes
 
 
 class LapsedJob(NamedTuple):
@@ -77,7 +78,7 @@ class LapsedJob(NamedTuple):
     id: int
     attempts: int
     max_attempts: int
-    errors: str
+    errors: bytes
 
 
 class ExpiredJob(NamedTuple):
@@ -85,17 +86,17 @@ class ExpiredJob(NamedTuple):
 
     id: int
     attempts: int
-    errors: str
+    errors: bytes
 
 
 class StoredSchedule(NamedTuple):
-    """A schedule as stored. Nothing about it is known to be readable."""
+    """A schedule as stored. Nothing about it is known to be readable, so its texts are bytes."""
 
     id: int
-    name: str
-    spec: str
-    queue: str
-    payload: str
+    name: bytes
+    spec: bytes
+    queue: bytes
+    payload: bytes
     priority: int
     max_attempts: int | None
     visibility_timeout: float | None
@@ -219,8 +220,11 @@ class Operations(ABC):
     # Locks
 
     @abstractmethod
-    def acquire_lock(self, name: str, owner: str, now: int, expires_at: int) -> int | None:
-        """Take a lock that is free or has lapsed, and return its token; `None` where it is held."""
+    def acquire_lock(self, name: str, owner: str, now: int, expires_at: int, token: int) -> int | None:
+        """Take a lock that is free or has lapsed; `None` where it is held.
+
+        Returns its token: `token`, or more where the database has given out one as great.
+        """
 
     # Schedules
 

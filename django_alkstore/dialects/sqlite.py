@@ -12,6 +12,7 @@ from typing import Any
 from django.db import OperationalError, connections
 from django.db.backends.base.base import BaseDatabaseWrapper
 
+from django_alkstore.clock import LAST_US
 from django_alkstore.dialects.base import (
     Change,
     Claim,
@@ -34,6 +35,12 @@ JOB = f'"{Job._meta.db_table}"'
 LOCK = f'"{Lock._meta.db_table}"'
 SCHEDULE = f'"{Schedule._meta.db_table}"'
 
+
+def _columns(names: Sequence[str], *as_bytes: str) -> str:
+    """Column names, some of them read as bytes: a text that is not UTF-8 would fail the whole statement."""
+    return ", ".join(f"CAST({name} AS BLOB)" if name in as_bytes else name for name in names)
+
+
 # A statement that changes nothing still takes the write lock before it looks, and waits for it by the busy
 # timeout, which a lock upgrade later in the transaction would not.
 TAKE_WRITER_LOCK = f"UPDATE {LOCK} SET owner = owner WHERE 0"
@@ -50,7 +57,7 @@ ON CONFLICT DO NOTHING
 CLAIM = f"""
 UPDATE {JOB} SET
   state = 'processing', attempts = attempts + 1, fence = fence + 1, worker_id = %(worker_id)s,
-  lease_expires_at = %(now)s + CAST(visibility_timeout * 1000000 AS INTEGER)
+  lease_expires_at = min(%(now)s + CAST(round(visibility_timeout * 1000000) AS INTEGER), {LAST_US})
 WHERE id IN (
   SELECT id FROM {JOB}
   WHERE queue = %(queue)s AND state = 'pending' AND run_at <= %(now)s AND priority = (
@@ -76,7 +83,7 @@ WHERE id IN (
   )
   ORDER BY run_at, id LIMIT %(limit)s
 )
-RETURNING {", ".join(ClaimedJob._fields)}
+RETURNING {_columns(ClaimedJob._fields, "payload", "errors", "last_error")}
 """
 
 HELD = "id = %s AND fence = %s AND state = 'processing' AND lease_expires_at > %s"
@@ -96,11 +103,11 @@ WHERE {HELD}
 RENEW = f"UPDATE {JOB} SET lease_expires_at = %s WHERE {HELD}"
 
 LAPSED = f"""
-SELECT {", ".join(LapsedJob._fields)} FROM {JOB}
+SELECT {_columns(LapsedJob._fields, "errors")} FROM {JOB}
 WHERE queue = %s AND state = 'processing' AND lease_expires_at <= %s ORDER BY lease_expires_at LIMIT %s
 """
 EXPIRED = f"""
-SELECT {", ".join(ExpiredJob._fields)} FROM {JOB}
+SELECT {_columns(ExpiredJob._fields, "errors")} FROM {JOB}
 WHERE queue = %s AND state = 'pending' AND expires_at <= %s ORDER BY expires_at LIMIT %s
 """
 REOPEN = f"UPDATE {JOB} SET state = 'pending', {LET_GO}, errors = %s, last_error = %s WHERE id = %s"
@@ -176,11 +183,14 @@ FROM (
 
 FREE_LAPSED_LOCK = f"DELETE FROM {LOCK} WHERE name = %s AND expires_at <= %s"
 INSERT_LOCK = f"""
-INSERT INTO {LOCK} (name, owner, acquired_at, expires_at) VALUES (%s, %s, %s, %s) ON CONFLICT DO NOTHING
+INSERT INTO {LOCK} (token, name, owner, acquired_at, expires_at)
+VALUES (
+  max(%s, 1 + coalesce((SELECT seq FROM sqlite_sequence WHERE name = '{Lock._meta.db_table}'), 0)), %s, %s, %s, %s
+) ON CONFLICT DO NOTHING
 """
 
 DUE_SCHEDULES = f"""
-SELECT {", ".join(StoredSchedule._fields)} FROM {SCHEDULE}
+SELECT {_columns(StoredSchedule._fields, "name", "spec", "queue", "payload")} FROM {SCHEDULE}
 WHERE enabled AND next_fire_at <= %s ORDER BY next_fire_at
 """
 MOVE_SCHEDULE = f"UPDATE {SCHEDULE} SET next_fire_at = %s, last_fire_at = %s, updated_at = %s WHERE id = %s"
@@ -315,9 +325,9 @@ class SQLiteOperations(Operations):
         self.cursor.execute(COUNT_QUEUES, {"now": now})
         return [QueueCounts._make(row) for row in self.cursor.fetchall()]
 
-    def acquire_lock(self, name: str, owner: str, now: int, expires_at: int) -> int | None:
+    def acquire_lock(self, name: str, owner: str, now: int, expires_at: int, token: int) -> int | None:
         self.cursor.execute(FREE_LAPSED_LOCK, (name, now))
-        self.cursor.execute(INSERT_LOCK, (name, owner, now, expires_at))
+        self.cursor.execute(INSERT_LOCK, (token, name, owner, now, expires_at))
         return self.cursor.lastrowid if self.cursor.rowcount == 1 else None
 
     def due_schedules(self, now: int) -> list[StoredSchedule]:

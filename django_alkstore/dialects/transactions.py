@@ -75,6 +75,9 @@ def mark_for_rollback(using: str) -> None:
     if not connection.in_atomic_block:
         connection.rollback()
         return
+    if not connection.commit_on_exit:
+        # Manual commit around the blocks: no block's end is the transaction's, so it is ended here and now.
+        connection._rollback()  # type: ignore[attr-defined]
     own = sum(not block._from_testcase for block in connection.atomic_blocks)  # type: ignore[attr-defined]
     for position in range(1, own):
         connection.savepoint_ids[-position] = None  # type: ignore[call-overload]
@@ -104,9 +107,15 @@ def write_transaction(using: str, body: Callable[[Operations], T]) -> T:
     nested = is_open(connection)
 
     def run() -> T:
-        with transaction.atomic(using=using), dialect.open_cursor(connection) as cursor:
-            dialect.take_writer_lock(connection, cursor, fresh=not nested)
-            return body(dialect.operations(cursor))
+        with dialect.open_cursor(connection) as cursor:
+            if nested:
+                # Before the savepoint: in manual commit, the savepoint itself would begin the transaction, and
+                # releasing it would commit.
+                dialect.take_writer_lock(connection, cursor, fresh=False)
+            with transaction.atomic(using=using):
+                if not nested:
+                    dialect.take_writer_lock(connection, cursor, fresh=True)
+                return body(dialect.operations(cursor))
 
     return run() if nested else _wait_in_line(connection, run)
 

@@ -135,7 +135,7 @@ def sweep(queue: str | None = None, *, using: str | None = None) -> int:
     alias = resolve_alias(using)
     if queue is not None:
         return _sweep_whole_queue(alias, validate_name("queue", queue))
-    return sum(_sweep_whole_queue(alias, name) for name in read(alias, Operations.live_queues))
+    return sum(_sweep_whole_queue(alias, name) for name in read(alias, lambda db: db.live_queues()))
 
 
 def _sweep_whole_queue(alias: str, queue: str) -> int:

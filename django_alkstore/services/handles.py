@@ -7,7 +7,7 @@ from typing import Any
 from django.db import connections, transaction
 
 from django_alkstore import clock
-from django_alkstore.clock import from_us
+from django_alkstore.clock import LAST_US, SECOND, from_us
 from django_alkstore.dialects import Operations
 from django_alkstore.dialects.base import Claim, ClaimedJob
 from django_alkstore.dialects.transactions import (
@@ -66,7 +66,7 @@ class JobHandle:
         self.enqueued_at: datetime = from_us(row.created_at)
         self.run_at: datetime = from_us(row.run_at)
         self.lease_expires_at: datetime = from_us(row.lease_expires_at)
-        self.last_error: str | None = row.last_error
+        self.last_error: str | None = None if row.last_error is None else row.last_error.decode(errors="replace")
         self.schedule: str | None = row.schedule
         """The schedule that fired it, or `None`."""
         self.fire_at: datetime | None = None if row.fire_at is None else from_us(row.fire_at)
@@ -74,7 +74,7 @@ class JobHandle:
         self.visibility_timeout: float = row.visibility_timeout
         self.backoff_base: float = row.backoff_base
         self.fence: int = row.fence
-        self.history: str = row.errors
+        self.history: bytes = row.errors
         self.lease_lost = threading.Event()
         """Set once the lease is known to be lost: a long handler can look, and stop."""
         self.acked_in_transaction = False
@@ -109,10 +109,12 @@ class JobHandle:
     def heartbeat(self, extend: Duration | None = None) -> bool:
         """Let the lease end `extend` seconds (default: the job's visibility timeout) from now."""
         extension = self.visibility_timeout if extend is None else seconds("extend", extend, zero=False)
+        if extend is not None:
+            moment_after("extend", clock.now_us(), extension)
 
         def renew(db: Operations) -> int | None:
             now = clock.now_us()
-            ends = moment_after("extend", now, extension)
+            ends = min(now + round(extension * SECOND), LAST_US)
             return ends if db.renew(self.claim, now, ends) else None
 
         ends = write_transaction(self.using, renew)

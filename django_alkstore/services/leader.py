@@ -89,10 +89,9 @@ class _Leader:
                 self.upkeep.step()
                 due = self._soonest_us()
                 self.patience.reset()
+                self._sleep(seen, due)
             except DatabaseError as error:
                 self.stop.wait(self.patience.after(error))
-                continue
-            self._sleep(seen, due)
 
     def _renew_and_tick(self) -> None:
         def round_(db: Operations) -> Ticked:

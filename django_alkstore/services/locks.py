@@ -1,5 +1,6 @@
 """Named locks with a time to live and a fencing token."""
 
+import itertools
 import os
 import socket
 import uuid
@@ -7,6 +8,7 @@ from datetime import datetime
 from types import TracebackType
 from typing import Self
 
+from django.db import DatabaseError
 from django.db.models import QuerySet
 
 from django_alkstore import clock
@@ -23,6 +25,18 @@ from django_alkstore.services.options import check_text
 def unique_owner() -> str:
     """A name that nobody else has: host, process, and a random part for this one use."""
     return f"{socket.gethostname()[:64]}:{os.getpid()}:{uuid.uuid4().hex[:12]}"
+
+
+_acquisitions = itertools.count(1)
+
+
+def _next_token(now: int) -> int:
+    """The least that the next token may be.
+
+    Counting alone would give a number again after a transaction that rolled back, though somebody may have seen
+    it; the time in microseconds goes on.
+    """
+    return now + next(_acquisitions)
 
 
 class LockHandle:
@@ -54,7 +68,7 @@ class LockHandle:
         """The new token, or the holder's row."""
         now = clock.now_us()
         ends = moment_after("ttl", now, self.ttl)
-        token = db.acquire_lock(self.name, self.owner, now, ends)
+        token = db.acquire_lock(self.name, self.owner, now, ends, _next_token(now))
         return Lock.objects.using(self.using).get(name=self.name) if token is None else token
 
     def renew(self, ttl: Duration | None = None) -> bool:
@@ -91,8 +105,15 @@ class LockHandle:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
     ) -> None:
-        if not self.release() and error is None:
-            raise LockLost(self.name)
+        try:
+            released = self.release()
+        except DatabaseError as failure:
+            if error is None:
+                raise
+            error.add_note(f"{self!r} could not be released ({failure}); it lapses by itself")
+        else:
+            if not released and error is None:
+                raise LockLost(self.name)
 
 
 def lock(name: str, ttl: Duration = 60.0, owner: str | None = None, *, using: str | None = None) -> LockHandle:

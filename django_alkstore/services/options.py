@@ -8,7 +8,7 @@ from django_alkstore import conf
 from django_alkstore.conf import JobDefaults
 from django_alkstore.dialects.base import NewJob
 from django_alkstore.durations import Duration, aware_moment, moment_after, seconds
-from django_alkstore.exceptions import InvalidOption
+from django_alkstore.exceptions import InvalidOption, shown
 from django_alkstore.payloads import encode_payload
 
 MAX_TEXT = 255
@@ -153,7 +153,7 @@ def _priority(value: object) -> int:
     if value is None:
         return 0
     if not isinstance(value, int) or isinstance(value, bool) or not -(2**31) <= value <= conf.MAX_INT32:
-        raise InvalidOption(f"priority must be a 32-bit whole number, not {value!r}")
+        raise InvalidOption(f"priority must be a 32-bit whole number, not {shown(value)}")
     return value
 
 

@@ -7,6 +7,8 @@ from it, but the outbox.
 from collections.abc import Callable
 from typing import Any, Protocol, Unpack
 
+from django.db import DatabaseError
+
 from django_alkstore import conf
 from django_alkstore.dialects.transactions import require_open, resolve_alias
 from django_alkstore.models import Job
@@ -66,8 +68,11 @@ class Outbox:
             deliver(job)
         except Exception as error:  # noqa: BLE001  whatever it is, it is this attempt's end
             job.settle(outcome_of(error))
-        except BaseException:
-            job.release()
+        except BaseException as error:
+            try:
+                job.release()
+            except DatabaseError as failure:
+                error.add_note(f"{job!r} could not be given back ({failure}); its lease lapses by itself")
             raise
         else:
             if not job.settled:

@@ -4,8 +4,8 @@ from dataclasses import dataclass
 from enum import Enum, auto
 from typing import Protocol
 
-from django_alkstore import backoff, conf, failures
-from django_alkstore.clock import SECOND, from_us
+from django_alkstore import backoff, clock, conf, failures
+from django_alkstore.clock import LAST_US, SECOND, from_us
 from django_alkstore.dialects import Operations
 from django_alkstore.dialects.base import Claim
 from django_alkstore.durations import Duration, moment_after, seconds
@@ -45,12 +45,19 @@ class Claimed(Protocol):
     attempt: int
     max_attempts: int
     backoff_base: float
-    history: str
+    history: bytes
 
 
 def retry(error: object = None, delay: Duration | None = None) -> Outcome:
-    wait = None if delay is None else seconds("delay", delay, zero=True)
+    wait = None if delay is None else _delay(delay)
     return Outcome(Kind.RETRY, *failures.describe("retry" if error is None else error), wait)
+
+
+def _delay(delay: Duration) -> float:
+    """Seconds that end at a moment which a date can hold, or `InvalidOption`."""
+    wait = seconds("delay", delay, zero=True)
+    moment_after("delay", clock.now_us(), wait)
+    return wait
 
 
 def fail(error: object) -> Outcome:
@@ -61,7 +68,7 @@ def outcome_of(error: BaseException) -> Outcome:
     """What a handler asked for by raising `error`. A request that is itself out of range is a failed attempt."""
     try:
         if isinstance(error, Snooze):
-            return Outcome(Kind.GIVE_BACK, delay=seconds("delay", error.delay, zero=True))
+            return Outcome(Kind.GIVE_BACK, delay=_delay(error.delay))
         if isinstance(error, Discard):
             return fail(error)
         if isinstance(error, Retry):
@@ -85,14 +92,18 @@ def apply(db: Operations, job: Claimed, outcome: Outcome, now: int) -> bool:
     if outcome.kind is Kind.ACK:
         return bool(ack_all(db, [job.claim], now))
     if outcome.kind is Kind.GIVE_BACK:
-        run_at = None if outcome.delay is None else moment_after("delay", now, outcome.delay)
+        run_at = None if outcome.delay is None else _later(now, outcome.delay)
         return db.give_back(job.claim, now, run_at)
     entry = failures.failure(job.attempt, from_us(now), outcome.error, outcome.traceback)
     errors = failures.append(job.history, entry)
     wait = wait_before_retry(job, outcome)
     if wait is None:
         return db.bury(job.claim, now, errors, outcome.error)
-    return db.retry(job.claim, now, now + round(wait * SECOND), errors, outcome.error)
+    return db.retry(job.claim, now, _later(now, wait), errors, outcome.error)
+
+
+def _later(now: int, wait: float) -> int:
+    return min(now + round(wait * SECOND), LAST_US)
 
 
 def ack_all(db: Operations, claims: list[Claim], now: int) -> set[int]:

@@ -163,15 +163,23 @@ def _instance(alias: str, job_id: int, job: NewJob, payload: Any) -> Job:
     return instance
 
 
+_LAST_ID = 2**63 - 1
+
+
+def _is_id(value: object) -> bool:
+    """Could this be a job's id? What could not is nobody's, and no error."""
+    return isinstance(value, int) and 0 < value <= _LAST_ID
+
+
 def get_job(id: int, *, using: str | None = None) -> Job | None:  # noqa: A002  the contract's name for it
     """The job in whatever state, or `None`."""
-    return Job.objects.using(resolve_alias(using)).filter(pk=id).first()
+    return Job.objects.using(resolve_alias(using)).filter(pk=id).first() if _is_id(id) else None
 
 
 def cancel(id: int, *, using: str | None = None) -> bool:  # noqa: A002
     """Cancel a live job; `False` where there is none. A worker that holds it is told at its next call."""
     alias = resolve_alias(using)
-    return write_statement(alias, lambda db: db.cancel(id, clock.now_us()))
+    return _is_id(id) and write_statement(alias, lambda db: db.cancel(id, clock.now_us()))
 
 
 def requeue(id: int, *, using: str | None = None) -> bool:  # noqa: A002
@@ -191,13 +199,13 @@ def requeue(id: int, *, using: str | None = None) -> bool:  # noqa: A002
         holder = jobs.live().filter(queue=kept.queue, unique_key=kept.unique_key).get()
         raise DuplicateJob(kept.queue, kept.unique_key, holder.pk)
 
-    return write_transaction(alias, reopen)
+    return _is_id(id) and write_transaction(alias, reopen)
 
 
 def run_now(id: int, *, using: str | None = None) -> bool:  # noqa: A002
     """Make a pending job that is not due yet due now; `False` where there is none."""
     alias = resolve_alias(using)
-    return write_statement(alias, lambda db: db.run_now(id, clock.now_us()))
+    return _is_id(id) and write_statement(alias, lambda db: db.run_now(id, clock.now_us()))
 
 
 def next_claim_at(queue: str, *, using: str | None = None) -> datetime | None:

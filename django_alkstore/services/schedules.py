@@ -221,20 +221,20 @@ def tick_step(db: Operations, now: int) -> Ticked:
         except (AlkstoreError, ValueError, TypeError, RecursionError, OverflowError) as error:
             reason = f"{type(error).__name__}: {error}"
             db.pause_broken(stored.id, now, reason)
-            ticked.broken.append((str(stored.name), reason))
+            ticked.broken.append((stored.name.decode(errors="replace"), reason))
             continue
         for boundary in due.boundaries:
             job_id = db.insert_job(due.job._replace(fire_at=boundary))
             # `None`: the boundary has its job already, so it is moved past and not fired again.
             if job_id is not None:
-                ticked.fires.append(Fire(stored.name, stored.queue, from_us(boundary), job_id))
+                ticked.fires.append(Fire(due.name, due.job.queue, from_us(boundary), job_id))
         last = due.boundaries[-1]
         if due.goes_on <= LAST_US:
             db.move_schedule(stored.id, now, due.goes_on, last)
         else:
             db.move_schedule(stored.id, now, last, last)
             db.pause_broken(stored.id, now, _NO_MORE_BOUNDARIES)
-            ticked.broken.append((stored.name, _NO_MORE_BOUNDARIES))
+            ticked.broken.append((due.name, _NO_MORE_BOUNDARIES))
     return ticked
 
 
@@ -242,6 +242,7 @@ def tick_step(db: Operations, now: int) -> Ticked:
 class _Due:
     """A due schedule, read and checked."""
 
+    name: str
     job: NewJob
     boundaries: range
     goes_on: int
@@ -249,18 +250,19 @@ class _Due:
     @classmethod
     def read(cls, stored: StoredSchedule, now: int) -> "_Due":
         """Raises whatever is wrong with the row, which anything may have written."""
-        validate_name("schedule", stored.name)
-        validate_name("queue", stored.queue)
-        every = parse_spec(stored.spec)
+        name = validate_name("schedule", stored.name.decode())
+        queue = validate_name("queue", stored.queue.decode())
+        every = parse_spec(stored.spec.decode())
         decode_payload(stored.payload)
+        payload = stored.payload.decode()
         options = {key: getattr(stored, key) for key in FireOptions.__optional_keys__}
-        defaults = conf.settings().defaults_for(stored.queue)
-        job = stamp(stored.queue, stored.payload, check_fire_options(options), defaults, now)
-        first = int(stored.next_fire_at)
+        job = stamp(queue, payload, check_fire_options(options), conf.settings().defaults_for(queue), now)
+        first = to_us(from_us(stored.next_fire_at))  # as a moment that a date can hold
         count = every.due(first, now)
         fired = min(count, MAX_CATCH_UP)
         return cls(
-            job=job._replace(schedule=stored.name),
+            name=name,
+            job=job._replace(schedule=name),
             boundaries=range(first, first + fired * every.interval, every.interval),
             goes_on=every.first_after(first, now),
         )
