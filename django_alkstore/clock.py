@@ -65,6 +65,15 @@ class ManualClock:
 _clock: Clock = SystemClock()
 
 
+def waited_since(start: float) -> float:
+    """Seconds that have really passed since `waiting_from`, whatever clock is in use: a lock is waited for in them."""
+    return time.monotonic() - start
+
+
+def waiting_from() -> float:
+    return time.monotonic()
+
+
 def now() -> datetime:
     return _clock.now()
 

@@ -63,13 +63,14 @@ def encode_payload(payload: Any, *, max_bytes: int, encoder: type[json.JSONEncod
 def _converter(encoder: type[json.JSONEncoder]) -> json.JSONEncoder:
     """The project's encoder, held to the same rules: what it makes of a value must be JSON that comes back."""
 
-    class Converter(encoder):  # type: ignore[valid-type, misc]
-        def default(self, o: Any) -> Any:
-            made = super().default(o)
-            _refuse_what_json_would_change(made, self)
-            return made
+    plain = encoder()
 
-    return Converter(ensure_ascii=False, allow_nan=False, separators=(",", ":"))
+    def default(value: Any) -> Any:
+        made = plain.default(value)
+        _refuse_what_json_would_change(made, plain)
+        return made
+
+    return encoder(default=default, ensure_ascii=False, allow_nan=False, separators=(",", ":"))
 
 
 def decode_payload(text: str | bytes) -> Any:

@@ -138,6 +138,10 @@ class Operations(ABC):
     def insert_jobs(self, jobs: Sequence[tuple[Any, ...]]) -> list[int]:
         """Store jobs (the values of `NewJob`s) without unique keys and return their ids, in order."""
 
+    @abstractmethod
+    def live_job(self, queue: str, unique_key: str) -> int | None:
+        """The id of the live job of the queue with this unique key."""
+
     # Jobs out
 
     @abstractmethod

@@ -52,6 +52,11 @@ VALUES ({", ".join(["%s"] * len(NewJob._fields))}, 'pending', 0, 0, '[]')
 ON CONFLICT DO NOTHING
 """
 
+# The states are part of the text: with parameters in their place SQLite cannot know that the partial index holds.
+LIVE_JOB = f"""
+SELECT id FROM {JOB} WHERE queue = %s AND unique_key = %s AND state IN ('pending', 'processing')
+"""
+
 # One walk of the claim index. The priority is chosen first, by stepping down the distinct priorities to the
 # first that has a due job, so that delayed jobs of a higher one cost one step and not one each.
 CLAIM = f"""
@@ -252,6 +257,11 @@ class SQLiteOperations(Operations):
         # AUTOINCREMENT under the writer lock counts up by one, so the last id tells them all.
         last = self.cursor.execute("SELECT last_insert_rowid()").fetchone()[0]
         return list(range(last - len(jobs) + 1, last + 1))
+
+    def live_job(self, queue: str, unique_key: str) -> int | None:
+        self.cursor.execute(LIVE_JOB, (queue, unique_key))
+        row = self.cursor.fetchone()
+        return None if row is None else row[0]
 
     def claim(self, queue: str, worker_id: str, limit: int, now: int) -> list[ClaimedJob]:
         self.cursor.execute(CLAIM, {"queue": queue, "worker_id": worker_id, "limit": limit, "now": now})

@@ -130,14 +130,14 @@ def read(using: str, body: Callable[[Operations], T]) -> T:
 
 def _wait_in_line(connection: BaseDatabaseWrapper, run: Callable[[], T]) -> T:
     """Repeat `run` while others hold the writer lock, with short random waits, until the busy timeout is over."""
-    started = clock.monotonic()
+    started = clock.waiting_from()
     tries = 0
     while True:
         try:
             return run()
         except OperationalError as error:
             dialect = dialect_of(connection)
-            waited = clock.monotonic() - started
+            waited = clock.waited_since(started)
             if not dialect.is_contention(error) or waited >= dialect.busy_timeout(connection):
                 raise
         tries += 1

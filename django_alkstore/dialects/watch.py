@@ -79,18 +79,18 @@ class Watch:
 
     def wait_for_bell(self, timeout: float) -> None:
         """Wait at most `timeout` seconds for the bell, whatever is committed."""
-        deadline = clock.monotonic() + timeout
-        while (left := deadline - clock.monotonic()) > 0 and not self._pause(left):
+        started = clock.waiting_from()
+        while (left := timeout - clock.waited_since(started)) > 0 and not self._pause(left):
             continue
 
     def wait(self, seen: object, timeout: float) -> bool:
         """Wait at most `timeout` seconds for a commit since `seen`, or the bell; was there a commit?"""
-        deadline = clock.monotonic() + timeout
+        started = clock.waiting_from()
         while True:
             if self._change.version() != seen:
                 self._step = FIRST_STEP if self._events is None else self._longest_step
                 return True
-            left = deadline - clock.monotonic()
+            left = timeout - clock.waited_since(started)
             if left <= 0 or self._pause(min(left, self._step)):
                 return False
 

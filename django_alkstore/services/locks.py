@@ -1,6 +1,5 @@
 """Named locks with a time to live and a fencing token."""
 
-import itertools
 import os
 import socket
 import uuid
@@ -27,16 +26,13 @@ def unique_owner() -> str:
     return f"{socket.gethostname()[:64]}:{os.getpid()}:{uuid.uuid4().hex[:12]}"
 
 
-_acquisitions = itertools.count(1)
+_greatest_token = 0
+"""The greatest token that this process was given, in a transaction that was rolled back too."""
 
 
-def _next_token(now: int) -> int:
-    """The least that the next token may be.
-
-    Counting alone would give a number again after a transaction that rolled back, though somebody may have seen
-    it; the time in microseconds goes on.
-    """
-    return now + next(_acquisitions)
+def _least_next_token(now: int) -> int:
+    """Where tokens go on. Rows alone forget one that was rolled back, though somebody may have seen it."""
+    return max(now, _greatest_token + 1)
 
 
 class LockHandle:
@@ -59,17 +55,22 @@ class LockHandle:
     def acquire(self) -> bool:
         """Take the lock if it is free or has lapsed. In a transaction that rolls back, it was never taken."""
         taken = write_transaction(self.using, self._take)
-        if isinstance(taken, int):
-            self.token = taken
-            return True
-        return False
+        if isinstance(taken, Lock):
+            return False
+        self._keep(taken)
+        return True
 
     def _take(self, db: Operations) -> int | Lock:
         """The new token, or the holder's row."""
         now = clock.now_us()
         ends = moment_after("ttl", now, self.ttl)
-        token = db.acquire_lock(self.name, self.owner, now, ends, _next_token(now))
+        token = db.acquire_lock(self.name, self.owner, now, ends, _least_next_token(now))
         return Lock.objects.using(self.using).get(name=self.name) if token is None else token
+
+    def _keep(self, token: int) -> None:
+        global _greatest_token  # noqa: PLW0603  tokens are the process's, whichever handle asks
+        self.token = token
+        _greatest_token = max(_greatest_token, token)
 
     def renew(self, ttl: Duration | None = None) -> bool:
         """Let the lock end `ttl` seconds (default: its own) from now; `False` where it has lapsed or is another's."""
@@ -99,7 +100,7 @@ class LockHandle:
         taken = write_transaction(self.using, self._take)
         if isinstance(taken, Lock):
             raise LockHeld(self.name, taken.owner, taken.expires_at)
-        self.token = taken
+        self._keep(taken)
         return self
 
     def __exit__(

@@ -85,7 +85,7 @@ def get_or_enqueue(
         job_id = db.insert_job(job)
         if job_id is not None:
             return _instance(alias, job_id, job, stored), True
-        return Job.objects.using(alias).live().get(queue=queue, unique_key=unique_key), False
+        return Job.objects.using(alias).get(pk=_holder(db, queue, unique_key)), False
 
     return write_transaction(alias, get_or_insert)
 
@@ -107,12 +107,17 @@ def _insert_keyed(alias: str, job: NewJob, unique_key: str) -> int:
     def insert(db: Operations) -> int:
         job_id = db.insert_job(job)
         if job_id is None:
-            live = Job.objects.using(alias).live()
-            holder = live.values_list("id", flat=True).get(queue=job.queue, unique_key=unique_key)
-            raise DuplicateJob(job.queue, unique_key, holder)
+            raise DuplicateJob(job.queue, unique_key, _holder(db, job.queue, unique_key))
         return job_id
 
     return write_transaction(alias, insert)
+
+
+def _holder(db: Operations, queue: str, unique_key: str) -> int:
+    """The job that a taken unique key belongs to. Under the writer lock, under which the key was found taken."""
+    job_id = db.live_job(queue, unique_key)
+    assert job_id is not None, "the key was taken a moment ago, and nobody else has written since"
+    return job_id
 
 
 def _new_job(queue: str, payload: Any, options: Mapping[str, Any], settings: Settings) -> NewJob:
@@ -196,8 +201,7 @@ def requeue(id: int, *, using: str | None = None) -> bool:  # noqa: A002
         kept = jobs.filter(pk=id, state__in=(State.DEAD, State.CANCELLED), unique_key__isnull=False).first()
         if kept is None or kept.unique_key is None:
             return False
-        holder = jobs.live().filter(queue=kept.queue, unique_key=kept.unique_key).get()
-        raise DuplicateJob(kept.queue, kept.unique_key, holder.pk)
+        raise DuplicateJob(kept.queue, kept.unique_key, _holder(db, kept.queue, kept.unique_key))
 
     return _is_id(id) and write_transaction(alias, reopen)
 

@@ -4,8 +4,6 @@ from dataclasses import dataclass, field
 from datetime import datetime
 from typing import Any, NamedTuple, Unpack
 
-from django.db.models import Min
-
 from django_alkstore import clock, conf, signals
 from django_alkstore.clock import LAST_US, from_us, to_us
 from django_alkstore.dialects import Operations
@@ -180,8 +178,7 @@ def _representable(moment: int) -> int:
 def soonest(*, using: str | None = None) -> datetime | None:
     """The earliest next boundary of an enabled schedule; `None` where there is none."""
     enabled = Schedule.objects.using(resolve_alias(using)).filter(enabled=True)
-    moment: datetime | None = enabled.aggregate(moment=Min("next_fire_at"))["moment"]
-    return moment
+    return enabled.order_by("next_fire_at").values_list("next_fire_at", flat=True).first()
 
 
 def tick(now: datetime | None = None, *, using: str | None = None) -> list[Fire]:
