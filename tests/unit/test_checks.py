@@ -1,0 +1,269 @@
+"""Section 9: the system checks, each with its id and its condition, and none with the recommended options."""
+
+import json
+import sqlite3
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from django.core.checks import CheckMessage, run_checks
+from django.db import connections
+from django.db.backends.sqlite3.base import Database, DatabaseWrapper
+from django.test import override_settings
+
+from tests.ledger.tools import variant
+from tests.processes import Process, start_process
+
+RECOMMENDED = {
+    "transaction_mode": "IMMEDIATE",
+    "timeout": 20,
+    "init_command": "PRAGMA journal_mode=WAL; PRAGMA synchronous=NORMAL;",
+}
+
+
+@pytest.fixture
+def project(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, django_db_blocker: Any) -> Iterator[dict[str, Any]]:
+    """The settings of a database of its own, as recommended; tests change what they are about."""
+    settings = connections.settings["default"]
+    monkeypatch.setitem(settings, "NAME", tmp_path / "project.sqlite3")
+    monkeypatch.setitem(settings, "OPTIONS", dict(RECOMMENDED))
+    monkeypatch.setitem(settings, "ATOMIC_REQUESTS", False)
+    with django_db_blocker.unblock():
+        yield settings
+
+
+def found() -> list[CheckMessage]:
+    return [message for message in run_checks() if str(message.id).startswith("alkstore.")]
+
+
+def ids() -> list[str]:
+    return [str(message.id) for message in found()]
+
+
+@pytest.fixture
+def manage() -> Iterator[Any]:
+    started: list[Process] = []
+
+    def run(*arguments: str, **environment: str) -> Process:
+        started.append(start_process(arguments, environment))
+        return started[-1]
+
+    yield run
+    for process in started:
+        process.end()
+
+
+# The database
+
+
+def test_f020_with_the_recommended_options_and_the_default_settings_there_is_none(project: dict[str, Any]) -> None:
+    assert ids() == []
+
+
+@pytest.mark.parametrize("mode", [None, "DEFERRED", "EXCLUSIVE", "deferred"])
+def test_w001_a_transaction_mode_that_is_not_immediate(project: dict[str, Any], mode: str | None) -> None:
+    project["OPTIONS"].pop("transaction_mode")
+    if mode:
+        project["OPTIONS"]["transaction_mode"] = mode
+    (message,) = found()
+    assert message.id == "alkstore.W001"
+    assert "IMMEDIATE" in (message.hint or "")
+
+
+def test_w001_is_not_for_immediate_in_small_letters(project: dict[str, Any]) -> None:
+    project["OPTIONS"]["transaction_mode"] = "immediate"
+    assert ids() == []
+
+
+def test_w002_a_journal_that_is_not_wal(project: dict[str, Any]) -> None:
+    project["OPTIONS"]["init_command"] = "PRAGMA journal_mode=DELETE"
+    (message,) = found()
+    assert message.id == "alkstore.W002"
+    assert "delete" in message.msg
+    assert "WAL" in (message.hint or "")
+
+
+def test_f133_w002_goes_by_the_journal_mode_that_the_file_really_has(project: dict[str, Any]) -> None:
+    del project["OPTIONS"]["init_command"]
+    assert ids() == ["alkstore.W002"]
+    raw = sqlite3.connect(project["NAME"])
+    raw.execute("PRAGMA journal_mode=WAL")
+    raw.close()
+    assert ids() == []  # a WAL file stays one, whatever the settings say
+
+
+def test_f012_w003_atomic_requests_that_take_the_writer_lock(project: dict[str, Any]) -> None:
+    project["ATOMIC_REQUESTS"] = True
+    (message,) = found()
+    assert message.id == "alkstore.W003"
+    assert "ATOMIC_REQUESTS" in message.msg
+    project["OPTIONS"]["transaction_mode"] = "DEFERRED"
+    assert ids() == ["alkstore.W001"]
+
+
+def test_f004_w004_goes_by_the_busy_timeout_that_a_connection_really_has(project: dict[str, Any]) -> None:
+    project["OPTIONS"]["timeout"] = 1
+    (message,) = found()
+    assert message.id == "alkstore.W004"
+    assert "1 s" in message.msg
+    project["OPTIONS"]["timeout"] = 20
+    project["OPTIONS"]["init_command"] += "PRAGMA busy_timeout=300;"
+    (message,) = found()
+    assert message.id == "alkstore.W004"
+    assert "0.3 s" in message.msg
+
+
+def test_several_faults_are_all_reported(project: dict[str, Any]) -> None:
+    project["OPTIONS"] = {"timeout": 1}
+    assert sorted(ids()) == ["alkstore.W001", "alkstore.W002", "alkstore.W004"]
+
+
+def test_every_message_says_what_to_do(project: dict[str, Any]) -> None:
+    project["OPTIONS"] = {"timeout": 1}
+    project["ATOMIC_REQUESTS"] = True
+    with override_settings(ALKSTORE={"NOPE": 1}):
+        assert all(message.hint for message in found())
+
+
+def test_a_database_that_cannot_be_opened_is_a_message_and_no_crash(project: dict[str, Any], tmp_path: Path) -> None:
+    project["NAME"] = tmp_path / "no" / "such" / "folder" / "db.sqlite3"
+    assert all(identity.startswith("alkstore.") for identity in ids())
+
+
+def test_f136_e001_names_both_versions_before_any_query(
+    project: dict[str, Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refuse(self: DatabaseWrapper) -> None:
+        raise AssertionError("connected")
+
+    monkeypatch.setattr(DatabaseWrapper, "connect", refuse)
+    monkeypatch.setattr(DatabaseWrapper, "get_new_connection", refuse)
+    monkeypatch.setattr(Database, "sqlite_version_info", (3, 34, 1))
+    monkeypatch.setattr(Database, "sqlite_version", "3.34.1")
+    (message,) = found()
+    assert message.id == "alkstore.E001"
+    assert message.is_serious()
+    assert "3.34" in message.msg
+    assert "3.35" in message.msg
+
+
+@pytest.mark.parametrize("version", [(3, 35, 0), (3, 35, 5), (3, 53, 0), (4, 0, 0)])
+def test_f136_exactly_the_minimum_passes(
+    project: dict[str, Any], monkeypatch: pytest.MonkeyPatch, version: tuple[int, int, int]
+) -> None:
+    monkeypatch.setattr(Database, "sqlite_version_info", version)
+    monkeypatch.setattr(Database, "sqlite_version", ".".join(map(str, version)))
+    assert ids() == []
+
+
+# The setting
+
+
+@pytest.mark.parametrize(
+    ("setting", "named"),
+    [
+        ({"NOPE": 1}, "NOPE"),
+        ({"database": "default"}, "database"),
+        ({3: 4}, "3"),
+        ({"DATABASE": "nowhere"}, "DATABASE"),
+        ({"DATABASE": 3}, "DATABASE"),
+        ({"DATABASE": ""}, "DATABASE"),
+        ({"DATABASE": ["default"]}, "DATABASE"),
+        ({"JSON_ENCODER": "no.such.Encoder"}, "JSON_ENCODER"),
+        ({"JSON_ENCODER": "json.JSONDecoder"}, "JSON_ENCODER"),
+        ({"JSON_ENCODER": "nodots"}, "JSON_ENCODER"),
+        ({"JSON_ENCODER": ""}, "JSON_ENCODER"),
+        ({"JSON_ENCODER": json.JSONEncoder()}, "JSON_ENCODER"),
+        ({"MAX_PAYLOAD_BYTES": 0}, "MAX_PAYLOAD_BYTES"),
+        ({"MAX_PAYLOAD_BYTES": -1}, "MAX_PAYLOAD_BYTES"),
+        ({"MAX_PAYLOAD_BYTES": "1 MiB"}, "MAX_PAYLOAD_BYTES"),
+        ({"MAX_PAYLOAD_BYTES": True}, "MAX_PAYLOAD_BYTES"),
+        ({"MAX_PAYLOAD_BYTES": None}, "MAX_PAYLOAD_BYTES"),
+        ({"MAX_BACKOFF": -1}, "MAX_BACKOFF"),
+        ({"MAX_BACKOFF": float("nan")}, "MAX_BACKOFF"),
+        ({"MAX_BACKOFF": None}, "MAX_BACKOFF"),
+        ({"KEEP_COMPLETED": -1}, "KEEP_COMPLETED"),
+        ({"KEEP_COMPLETED": "1 day"}, "KEEP_COMPLETED"),
+        ({"KEEP_COMPLETED": float("inf")}, "KEEP_COMPLETED"),
+        ({"KEEP_DEAD": False}, "KEEP_DEAD"),
+        ({"QUEUES": ["mail"]}, "QUEUES"),
+        ({"QUEUES": {"no name": {}}}, "QUEUES"),
+        ({"QUEUES": {"__alkstore_outbox:mail": {}}}, "QUEUES"),
+        ({"QUEUES": {"mail": 3}}, "mail"),
+        ({"QUEUES": {"mail": {"nope": 1}}}, "nope"),
+        ({"QUEUES": {"mail": {"max_attempts": 0}}}, "max_attempts"),
+        ({"QUEUES": {"mail": {"visibility_timeout": 0}}}, "visibility_timeout"),
+        ({"QUEUES": {"mail": {"backoff_base": -1}}}, "backoff_base"),
+        ({"QUEUES": {"mail": {"expires_in": 0}}}, "expires_in"),
+        ([("DATABASE", "default")], "ALKSTORE"),
+        ("default", "ALKSTORE"),
+        (None, "ALKSTORE"),
+    ],
+)
+def test_e002_names_an_unknown_key_or_a_wrong_value(project: dict[str, Any], setting: Any, named: str) -> None:
+    with override_settings(ALKSTORE=setting):
+        (message,) = [message for message in found() if message.id == "alkstore.E002"]
+        assert message.is_serious()
+        assert named in message.msg
+    assert ids() == []  # read when it is used
+
+
+def test_e002_reports_each_fault(project: dict[str, Any]) -> None:
+    with override_settings(ALKSTORE={"NOPE": 1, "MAX_BACKOFF": -1, "KEEP_DEAD": 5}):
+        assert ids().count("alkstore.E002") == 2
+
+
+@pytest.mark.parametrize(
+    "setting",
+    [
+        {},
+        {"DATABASE": "default"},
+        {"JSON_ENCODER": "django.core.serializers.json.DjangoJSONEncoder"},
+        {"MAX_PAYLOAD_BYTES": 10, "MAX_BACKOFF": 60, "KEEP_COMPLETED": 0, "KEEP_DEAD": 86_400.5},
+        {"KEEP_COMPLETED": None, "KEEP_DEAD": None},
+        {"QUEUES": {"mail": {"visibility_timeout": 1, "max_attempts": 1, "backoff_base": 0, "expires_in": None}}},
+    ],
+)
+def test_a_setting_that_is_right_gives_no_message(project: dict[str, Any], setting: Any) -> None:
+    with override_settings(ALKSTORE=setting):
+        assert ids() == []
+
+
+# In a process of their own
+
+
+def test_e003_a_module_that_cannot_be_imported(manage: Any, tmp_path: Path) -> None:
+    environment = variant(EXTRA_APPS=["tests.ledger.broken", "tests.ledger.importer"])
+    process = manage("check", ALKSTORE_TEST_DATABASE=str(tmp_path / "db.sqlite3"), **environment)
+    assert process.wait() == 1
+    for module, error in (("broken", "broken at import"), ("importer", "broken after its imports")):
+        (line,) = [line for line in process.lines if "alkstore.E003" in line and f"tests.ledger.{module}." in line]
+        assert error in line
+
+
+def test_e004_a_database_other_than_sqlite(manage: Any) -> None:
+    databases = {"default": {"ENGINE": "tests.ledger.elsewhere"}}
+    process = manage("check", **variant(DATABASES=databases))
+    assert process.wait() == 1
+    (line,) = [line for line in process.lines if "alkstore." in line]
+    assert "alkstore.E004" in line
+    assert "elsewhere" in line
+
+
+def test_the_checks_are_about_the_database_that_the_setting_names(manage: Any) -> None:
+    databases = {
+        "default": {"ENGINE": "tests.ledger.elsewhere"},
+        "work": {"ENGINE": "django.db.backends.sqlite3", "NAME": ":memory:", "OPTIONS": RECOMMENDED},
+    }
+    process = manage("check", **variant(DATABASES=databases, ALKSTORE={"DATABASE": "work"}))
+    assert process.wait() == 0, process.output
+    assert "alkstore." not in process.output
+
+
+def test_a_wrong_setting_is_named_by_the_commands_too(manage: Any, tmp_path: Path) -> None:
+    path = str(tmp_path / "db.sqlite3")
+    process = manage("run_queue", ALKSTORE_TEST_DATABASE=path, **variant(ALKSTORE={"NOPE": 1}))
+    assert process.wait() != 0
+    assert "NOPE" in process.output
+    assert "worker started" not in process.output
