@@ -10,7 +10,6 @@ from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from enum import Enum
-from functools import lru_cache
 from typing import Any, NoReturn
 
 from django_alkstore.exceptions import InvalidPayload, shown
@@ -59,7 +58,6 @@ def encode_payload(payload: Any, *, max_bytes: int, encoder: type[json.JSONEncod
     return text
 
 
-@lru_cache(maxsize=8)
 def _converter(encoder: type[json.JSONEncoder]) -> json.JSONEncoder:
     """The project's encoder, held to the same rules: what it makes of a value must be JSON that comes back."""
 

@@ -39,6 +39,7 @@ class Registration:
     """Seconds after which an attempt counts as failed."""
     atomic: bool
     """Run the handler and its ack in one transaction?"""
+    is_async: bool
 
     @property
     def name(self) -> str:
@@ -48,10 +49,6 @@ class Registration:
     @property
     def is_outbox(self) -> bool:
         return outbox_of(self.queue) is not None
-
-    @property
-    def is_async(self) -> bool:
-        return iscoroutinefunction(self.target) or iscoroutinefunction(type(self.target).__call__)
 
 
 @dataclass(frozen=True, slots=True)
@@ -97,7 +94,8 @@ def _registrar(queue: str, time_limit: Duration, atomic: bool) -> Callable[[T], 
             raise ImproperlyConfigured(
                 f"{describe_queue(queue)} has two handlers: {_where(taken.target)} and {_where(target)}"
             )
-        _registered[queue] = Registration(queue, target, limit, atomic)
+        is_async = iscoroutinefunction(target) or iscoroutinefunction(type(target).__call__)
+        _registered[queue] = Registration(queue, target, limit, atomic, is_async)
         return target
 
     return register

@@ -1,4 +1,4 @@
-"""Named events, one for each thing that happens, and the receivers that put them into words.
+"""Named events, one for each thing that happens, and the words that each is logged in.
 
 All log wording of the library is in this file, and all of it goes to the logger `django_alkstore`. A project
 may connect receivers of its own; one that raises is logged by Django and stops nothing. Receivers get
@@ -6,7 +6,7 @@ keyword arguments as listed beside each event.
 """
 
 import logging
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 from django.dispatch import Signal
@@ -46,9 +46,17 @@ _LOG_TEXT = 500
 """Characters of an error in one line; the job keeps more."""
 
 
+_words: dict[Signal, tuple[int, Callable[..., str]]] = {}
+
+
 def emit(event: Signal, **data: Any) -> None:
-    """Send `event`. A receiver's error is logged and goes no further."""
-    event.send_robust(sender=None, **data)
+    """Log `event` and send it. A receiver's error is logged and goes no further."""
+    level, say = _words[event]
+    if logger.isEnabledFor(level):
+        # Not `logger.log`: looking for the caller, which is always this function, costs a third of a line.
+        logger.handle(logger.makeRecord(logger.name, level, __file__, 0, say(**data), (), None, "emit"))
+    if event.receivers:
+        event.send_robust(sender=None, **data)
 
 
 def flush() -> None:
@@ -77,14 +85,9 @@ def _behind(traceback: str) -> str:
     return f"\n{traceback.rstrip()}" if traceback else ""
 
 
-def _log(event: Signal, level: int, say: Any) -> None:
+def _log(event: Signal, level: int, say: Callable[..., str]) -> None:
     """Write each `event` at `level` in the words that `say` makes of its data."""
-
-    def receiver(*, signal: Signal, sender: object, **data: Any) -> None:
-        if logger.isEnabledFor(level):
-            logger.log(level, "%s", say(**data))
-
-    event.connect(receiver, weak=False, dispatch_uid="django_alkstore.log")
+    _words[event] = (level, say)
 
 
 def _listed(names: Sequence[str]) -> str:

@@ -7,7 +7,7 @@ from typing import Any
 from django.db import connections, transaction
 
 from django_alkstore import clock
-from django_alkstore.clock import LAST_US, SECOND, from_us
+from django_alkstore.clock import LAST_US, SECOND, from_us, readable
 from django_alkstore.dialects import Operations
 from django_alkstore.dialects.base import Claim, ClaimedJob
 from django_alkstore.dialects.transactions import (
@@ -22,6 +22,8 @@ from django_alkstore.payloads import decode_payload
 from django_alkstore.services import outcomes
 from django_alkstore.services.outcomes import Outcome
 
+_making_events = threading.Lock()
+
 
 class JobHandle:
     """What a handler is given: the job, and the ways to end or extend its claim.
@@ -31,56 +33,37 @@ class JobHandle:
     """
 
     __slots__ = (
+        "_lease_lost",
+        "_row",
         "acked_in_transaction",
         "attempt",
-        "backoff_base",
-        "enqueued_at",
         "fence",
-        "fire_at",
-        "history",
         "id",
-        "last_error",
         "lease_expires_at",
-        "lease_lost",
         "max_attempts",
         "payload",
-        "priority",
         "queue",
-        "run_at",
-        "schedule",
         "settled",
         "using",
-        "visibility_timeout",
     )
 
     def __init__(self, using: str, row: ClaimedJob) -> None:
-        """`ValueError`, `TypeError` or `RecursionError` where the stored payload cannot be read."""
-        self.payload: Any = decode_payload(row.payload)
+        """`ValueError` and its kind where the stored row cannot be read."""
+        self._row = row
         self.using = using
         self.id: int = row.id
         self.queue: str = row.queue
+        self.payload: Any = decode_payload(row.payload)
         self.attempt: int = row.attempts
         """Which delivery this is, from 1."""
         self.max_attempts: int = row.max_attempts
-        self.priority: int = row.priority
-        self.enqueued_at: datetime = from_us(row.created_at)
-        self.run_at: datetime = from_us(row.run_at)
         self.lease_expires_at: datetime = from_us(row.lease_expires_at)
-        self.last_error: str | None = None if row.last_error is None else row.last_error.decode(errors="replace")
-        self.schedule: str | None = row.schedule
-        """The schedule that fired it, or `None`."""
-        self.fire_at: datetime | None = None if row.fire_at is None else from_us(row.fire_at)
-        """The boundary that it was fired for, or `None`."""
-        self.visibility_timeout: float = row.visibility_timeout
-        self.backoff_base: float = row.backoff_base
         self.fence: int = row.fence
-        self.history: bytes = row.errors
-        self.lease_lost = threading.Event()
-        """Set once the lease is known to be lost: a long handler can look, and stop."""
         self.acked_in_transaction = False
         """Was `ack_tx` called? Whether its transaction was committed is another matter."""
         self.settled = False
         """Did one of this handle's own calls end the claim?"""
+        self._lease_lost: threading.Event | None = None
 
     def __repr__(self) -> str:
         return f"<JobHandle {self.id} in {self.queue}, attempt {self.attempt} of {self.max_attempts}>"
@@ -88,6 +71,57 @@ class JobHandle:
     @property
     def claim(self) -> Claim:
         return (self.id, self.fence)
+
+    @property
+    def priority(self) -> int:
+        return self._row.priority
+
+    @property
+    def enqueued_at(self) -> datetime:
+        return readable(self._row.created_at)
+
+    @property
+    def run_at(self) -> datetime:
+        return readable(self._row.run_at)
+
+    @property
+    def last_error(self) -> str | None:
+        """The error of the last failed attempt, or `None`."""
+        error = self._row.last_error
+        return None if error is None else error.decode(errors="replace")
+
+    @property
+    def schedule(self) -> str | None:
+        """The schedule that fired it, or `None`."""
+        return self._row.schedule
+
+    @property
+    def fire_at(self) -> datetime | None:
+        """The boundary that it was fired for, or `None`."""
+        return None if self._row.fire_at is None else readable(self._row.fire_at)
+
+    @property
+    def visibility_timeout(self) -> float:
+        """Seconds."""
+        return self._row.visibility_timeout
+
+    @property
+    def backoff_base(self) -> float:
+        """Seconds."""
+        return self._row.backoff_base
+
+    @property
+    def history(self) -> bytes:
+        """The errors so far, as stored."""
+        return self._row.errors
+
+    @property
+    def lease_lost(self) -> threading.Event:
+        """Set once the lease is known to be lost: a long handler can look, and stop."""
+        if self._lease_lost is None:
+            with _making_events:  # the handler's thread and the worker's loop may both be the first to ask
+                self._lease_lost = self._lease_lost or threading.Event()
+        return self._lease_lost
 
     def ack(self) -> bool:
         """The job is done."""

@@ -41,11 +41,14 @@ class Claimed(Protocol):
 
     @property
     def claim(self) -> Claim: ...
-
-    attempt: int
-    max_attempts: int
-    backoff_base: float
-    history: bytes
+    @property
+    def attempt(self) -> int: ...
+    @property
+    def max_attempts(self) -> int: ...
+    @property
+    def backoff_base(self) -> float: ...
+    @property
+    def history(self) -> bytes: ...
 
 
 def retry(error: object = None, delay: Duration | None = None) -> Outcome:
