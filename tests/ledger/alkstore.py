@@ -1,13 +1,18 @@
 """Handlers for the worker tests. What they do is in their payload; what they did is in `Entry`."""
 
+import asyncio
+import json
 import os
 import signal
+import sqlite3
 import sys
 import threading
+from contextlib import closing, suppress
+from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
-from django.db import connection, transaction
+from django.db import IntegrityError, connection, transaction
 
 from django_alkstore.exceptions import Discard, Retry, Snooze
 from django_alkstore.registry import delivery, handler
@@ -16,7 +21,8 @@ from tests.ledger.models import Entry
 
 
 def say(text: str) -> None:
-    print(text, flush=True)
+    sys.stdout.write(text + "\n")  # in one piece: the log writes to the same pipe
+    sys.stdout.flush()
 
 
 @handler("noop")
@@ -73,8 +79,95 @@ class Unprintable(Exception):
         raise RuntimeError("no text")
 
 
+class NotText(Exception):
+    def __str__(self) -> Any:
+        return 42  # noqa: PLE0307  that is the point
+
+
+class BadRepr(Exception):
+    def __repr__(self) -> str:
+        raise RuntimeError("no repr")
+
+
+class BadInit(Exception):
+    def __init__(self) -> None:
+        raise RuntimeError("no exception")
+
+
+class Liar(Exception):
+    """Even asking for its class raises."""
+
+    @property
+    def __class__(self) -> Any:
+        raise RuntimeError("no class")
+
+
+class OwnRetry(Retry):
+    """A project's own, which forgets its parent's `__init__`."""
+
+    def __init__(self) -> None:
+        pass
+
+
+class OwnSnooze(Snooze):
+    def __init__(self) -> None:
+        pass
+
+
 def _raise(error: BaseException) -> None:
     raise error
+
+
+def _raise_circular() -> None:
+    first, second = ValueError("first"), ValueError("second")
+    first.__cause__, second.__cause__ = second, first
+    raise first
+
+
+def _recurse(depth: int) -> None:
+    if depth:
+        _recurse(depth - 1)
+    raise ValueError("deep")
+
+
+def _raise_deep_frames() -> None:
+    limit = sys.getrecursionlimit()
+    sys.setrecursionlimit(5_000)
+    try:
+        _recurse(1_000)
+    finally:
+        sys.setrecursionlimit(limit)
+
+
+def _swallow_integrity_error() -> None:
+    with transaction.atomic():
+        for _ in range(2):
+            with suppress(IntegrityError):
+                Entry.objects.create(text="never committed", job_id=-1)
+
+
+def _leave_open_cursor() -> None:
+    cursor = connection.cursor()
+    cursor.execute("SELECT 1 UNION SELECT 2")
+    cursor.fetchone()
+    HELD.append(cursor)
+
+
+def _stop_inside_a_savepoint() -> None:
+    transaction.atomic().__enter__()
+    transaction.atomic().__enter__()
+    Entry.objects.create(text="never committed")
+    raise ValueError("two blocks deep")
+
+
+def _without_end() -> None:
+    _without_end()
+
+
+HELD: list[Any] = []
+"""What handlers leave behind, so that no garbage collector mends it."""
+FAR = 252_000_000_000
+"""Seconds: a length that a date can hold, from now past the year 9999."""
 
 
 def _leave_broken_transaction() -> None:
@@ -100,13 +193,38 @@ HOSTILE: dict[str, Any] = {
     "huge": lambda: _raise(ValueError("x" * 5_000_000)),
     "broken transaction": _leave_broken_transaction,
     "manual commit": _leave_manual_commit,
-    "close": lambda: connection.close(),  # the thread's own connection
+    "close": lambda: connection.close(),  # noqa: PLW0108  the thread's own connection, when it is called
     "close in transaction": _close_in_transaction,
     "retry": lambda: _raise(Retry("later", delay=3_600)),
     "discard": lambda: _raise(Discard("no use")),
     "snooze": lambda: _raise(Snooze(3_600)),
     "bad retry": lambda: _raise(Retry(delay=-1)),
     "fine": lambda: None,
+    "write": lambda: Entry.objects.create(text="fine"),
+    "not text": lambda: _raise(NotText()),
+    "bad repr": lambda: _raise(BadRepr("with a message")),
+    "bad init": BadInit,
+    "circular": _raise_circular,
+    "group": lambda: _raise(ExceptionGroup("several", [ValueError("one"), TypeError("two")])),
+    "base group": lambda: _raise(BaseExceptionGroup("several", [KeyboardInterrupt(), ValueError("two")])),
+    "deep frames": _raise_deep_frames,
+    "odd text": lambda: _raise(ValueError("nul \x00, surrogate \ud800, \N{PILE OF POO}")),
+    "stop iteration": lambda: _raise(StopIteration("early")),
+    "generator exit": lambda: _raise(GeneratorExit()),
+    "memory": lambda: _raise(MemoryError()),
+    "recursion": _without_end,
+    "swallowed": _swallow_integrity_error,
+    "open cursor": _leave_open_cursor,
+    "savepoint": _stop_inside_a_savepoint,
+    "liar": lambda: _raise(Liar("lies")),
+    "own retry": lambda: _raise(OwnRetry()),
+    "own snooze": lambda: _raise(OwnSnooze()),
+    "retry past all dates": lambda: _raise(Retry(delay=FAR)),
+    "snooze past all dates": lambda: _raise(Snooze(FAR)),
+    "retry for ever": lambda: _raise(Retry(delay=timedelta.max)),
+    "snooze for nan": lambda: _raise(Snooze(float("nan"))),
+    "snooze for text": lambda: _raise(Snooze("soon")),  # type: ignore[arg-type]
+    "retry now": lambda: _raise(Retry(delay=timedelta(0))),
 }
 
 
@@ -125,3 +243,173 @@ def deadly(job: JobHandle) -> None:
 @delivery("mail")
 def mail(job: JobHandle) -> None:
     Entry.objects.create(text=str(job.payload), job_id=job.id)
+
+
+# What follows is for the worker tests alone.
+
+
+@handler("mix")
+def mix(job: JobHandle) -> None:
+    """Nothing, or (payload: a path) wait for that file."""
+    if job.payload is not None:
+        say(f"running {job.id}")
+        while not Path(job.payload).exists():
+            threading.Event().wait(0.02)
+        say(f"done {job.id}")
+
+
+@handler("fail")
+def fail(job: JobHandle) -> None:
+    say(f"attempt {job.attempt} of {job.id}")
+    raise ValueError(f"no luck with {job.payload}")
+
+
+@handler("tell")
+def tell(job: JobHandle) -> None:
+    """Says what it was given, and how its connection stands."""
+    seen = {name: getattr(job, name) for name in ("id", "queue", "payload", "attempt", "max_attempts", "priority")}
+    seen |= {"last_error": job.last_error, "schedule": job.schedule}
+    seen |= {"moments": [str(job.enqueued_at), str(job.run_at), str(job.lease_expires_at), str(job.fire_at)]}
+    seen |= {"in_atomic_block": connection.in_atomic_block, "autocommit": connection.get_autocommit()}
+    seen |= {"queries": len(connection.queries), "lost": job.lease_lost.is_set()}
+    Entry.objects.count()
+    say(f"told {json.dumps(seen)}")
+
+
+_crowd = threading.Lock()
+_inside = 0
+_peak = 0
+_meeting: dict[int, threading.Barrier] = {}
+
+
+@handler("crowd")
+def crowd(job: JobHandle) -> None:
+    """Meets as many others as its payload says, and notes the most that were ever inside."""
+    global _inside, _peak  # noqa: PLW0603  counted across the threads
+    with _crowd:
+        barrier = _meeting.setdefault(job.payload, threading.Barrier(job.payload))
+        _inside += 1
+        _peak = max(_peak, _inside)
+    try:
+        barrier.wait(45)
+        say(f"met {job.id}, peak {_peak}")
+    finally:
+        with _crowd:
+            _inside -= 1
+    barrier.wait(45)
+
+
+def _row_then_wait(job: JobHandle) -> None:
+    """On the first attempt it stays between its row and its commit until the file exists."""
+    Entry.objects.create(text=f"attempt {job.attempt}", job_id=job.id)
+    say(f"row of {job.id}")
+    while job.attempt == 1 and not Path(job.payload).exists():
+        threading.Event().wait(0.02)
+
+
+@handler("doomed", atomic=True)
+def doomed(job: JobHandle) -> None:
+    _row_then_wait(job)
+
+
+@handler("own")
+def own(job: JobHandle) -> None:
+    """Acks in a transaction of its own; then does what its payload says."""
+    if job.payload == "roll back":
+        with suppress(ZeroDivisionError), transaction.atomic():
+            Entry.objects.create(text="rolled back", job_id=job.id)
+            job.ack_tx()
+            raise ZeroDivisionError
+        raise ValueError("rolled back")
+    with transaction.atomic():
+        Entry.objects.create(text="own", job_id=job.id)
+        job.ack_tx()
+    if job.payload == "raise":
+        raise ValueError("after the commit")
+
+
+@handler("settle")
+def settle(job: JobHandle) -> None:
+    """Settles itself by the way that its payload names, and then returns, or raises where it says so."""
+    way, _, after = job.payload.partition(" ")
+    done = {
+        "ack": job.ack,
+        "fail": lambda: job.fail("by itself"),
+        "retry": lambda: job.retry("by itself", delay=3_600),
+    }[way]()
+    say(f"{job.payload}: {done}")
+    if after:
+        raise ValueError("after settling")
+
+
+@handler("async-atomic", atomic=True)
+async def async_atomic(job: JobHandle) -> None:
+    await Entry.objects.acreate(text=str(job.payload), job_id=job.id)
+    if job.payload == "fail":
+        raise ValueError("after the row")
+
+
+@handler("async-hostile")
+async def async_hostile(job: JobHandle) -> None:
+    await asyncio.sleep(0)
+    if job.payload == "write":
+        await Entry.objects.acreate(text="fine")
+    else:
+        HOSTILE[job.payload]()
+
+
+@handler("exit-hard")
+def exit_hard(job: JobHandle) -> None:
+    say(f"running {job.id}")
+    os._exit(1)
+
+
+@delivery("flaky")
+def flaky(job: JobHandle) -> None:
+    if job.attempt < 3:
+        raise ConnectionError(f"refused {job.attempt}")
+    Entry.objects.create(text=str(job.payload), job_id=job.id)
+
+
+@delivery("exact", atomic=True)
+async def exact(job: JobHandle) -> None:
+    await Entry.objects.acreate(text=str(job.payload), job_id=job.id)
+
+
+@handler("self-ack")
+def self_ack(job: JobHandle) -> None:
+    """Waits for the file of its payload, and acks by itself."""
+    say(f"running {job.id}")
+    while not Path(job.payload).exists():
+        threading.Event().wait(0.02)
+    say(f"acked {job.id}: {job.ack()}")
+
+
+@delivery("slow")
+def slow(job: JobHandle) -> None:
+    mix(job)
+
+
+@handler("doomed-once")
+def doomed_once(job: JobHandle) -> None:
+    """Fails on its first attempt, and waits on the second."""
+    if job.attempt == 1:
+        raise ValueError("first attempt")
+    mix(job)
+
+
+@handler("late-failure")
+def late_failure(job: JobHandle) -> None:
+    mix(job)
+    raise ValueError("after the wait")
+
+
+@handler("locked")
+def locked(job: JobHandle) -> None:
+    """Meets somebody else's writer lock in its own writing."""
+    with closing(sqlite3.connect(job.payload, isolation_level=None)) as raw:
+        raw.execute("BEGIN IMMEDIATE")
+        try:
+            Entry.objects.create(text="never")
+        finally:
+            raw.execute("ROLLBACK")

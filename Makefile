@@ -1,0 +1,63 @@
+# make demo    a small shop at work, end to end; SERVE=1 keeps it up afterwards
+# make test    the suite
+# make check   everything that CI asks; MODES=0 leaves out the journal and transaction modes
+
+PYTHON ?= python3
+VENV ?= .venv
+SERVE ?=
+MODES ?= 1
+BIN = $(VENV)/bin
+PIP = $(BIN)/python -m pip --disable-pip-version-check install --quiet
+PYTEST = $(BIN)/python -m pytest -n 2
+# What an installation depends on: a change to it installs again.
+PACKAGE = pyproject.toml django_alkstore/__init__.py
+
+.PHONY: demo test check static suite test-modes venv
+.DELETE_ON_ERROR:
+
+demo: $(VENV)/.package
+	@$(BIN)/python -m testproject.demo $(if $(filter-out 0 no,$(SERVE)),--serve)
+
+test: $(VENV)/.test
+	@$(PYTEST) -q
+
+check: static suite $(if $(filter-out 0 no,$(MODES)),test-modes)
+
+static: $(VENV)/.check
+	$(BIN)/ruff format --check .
+	$(BIN)/ruff check .
+	$(BIN)/mypy
+	$(BIN)/python manage.py makemigrations --check --dry-run
+	$(BIN)/lint-imports
+
+suite: $(VENV)/.check
+	$(PYTEST) -W error
+
+# What stands nearest to the database, once in each journal and transaction mode (an empty one is Django's default).
+test-modes: $(VENV)/.check
+	@set -e; for journal in wal delete; do for mode in "" DEFERRED IMMEDIATE EXCLUSIVE; do \
+		echo "== journal $$journal, transaction mode $${mode:-unset}"; \
+		ALKSTORE_TEST_JOURNAL=$$journal ALKSTORE_TEST_TRANSACTION_MODE=$$mode \
+			$(PYTEST) -q -W error tests/contract tests/services tests/concurrency; \
+	done; done
+
+venv: $(VENV)/.venv
+
+$(VENV)/.venv:
+	@command -v $(PYTHON) >/dev/null || { echo "There is no $(PYTHON). Name a Python 3.11 or newer: make PYTHON=..."; exit 1; }
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' \
+		|| { echo "$$($(PYTHON) --version) is too old. Name a Python 3.11 or newer: make PYTHON=..."; exit 1; }
+	@echo "Making $(VENV)"
+	@$(PYTHON) -m venv $(VENV)
+	@$(PIP) --upgrade pip
+	@touch $@
+
+$(VENV)/.package: $(VENV)/.venv $(PACKAGE)
+	@echo "Installing the package into $(VENV)"
+	@$(PIP) --editable .
+	@touch $@
+
+$(VENV)/.test $(VENV)/.check: $(VENV)/.%: $(VENV)/.venv $(PACKAGE)
+	@echo "Installing the package and what '$*' needs into $(VENV)"
+	@$(PIP) --editable . --group $*
+	@touch $@

@@ -1,0 +1,121 @@
+"""Section 8: the scheduler command leads, stands by, and takes over."""
+
+import signal
+from collections.abc import Callable
+from itertools import pairwise
+
+import pytest
+
+from django_alkstore.models import Job, Lock
+from django_alkstore.services import force_release, schedule, unschedule
+from tests.ledger.tools import wait_for_state
+from tests.processes import Process, wait_until
+
+pytestmark = pytest.mark.django_db(transaction=True)
+
+Start = Callable[..., Process]
+LEADERSHIP = "__alkstore_scheduler"
+
+
+def leaders() -> list[tuple[str, str]]:
+    return list(Lock.objects.values_list("name", "owner"))
+
+
+def test_it_fires_what_is_due_into_the_queue_while_it_leads(start: Start) -> None:
+    schedule("often", "@every 1s", "record", {"a": 1})
+    process = start("run_schedules")
+    process.wait_for("leads")
+    wait_until(lambda: Job.objects.filter(schedule="often").count() >= 2, "two boundaries are fired")
+    assert [name for name, _ in leaders()] == [LEADERSHIP]
+    process.signal(signal.SIGTERM)
+    assert process.wait() == 0
+    assert leaders() == []
+    jobs = list(Job.objects.filter(schedule="often").order_by("fire_at"))
+    assert {(job.queue, job.state, job.attempts) for job in jobs} == {("record", "pending", 0)}
+    boundaries = [job.fire_at for job in jobs if job.fire_at]
+    assert {(b - a).total_seconds() for a, b in pairwise(boundaries)} == {1.0}
+
+
+def test_a_second_stands_by_and_takes_over_at_once_after_a_clean_stop(start: Start) -> None:
+    first = start("run_schedules")
+    first.wait_for("leads")
+    second = start("run_schedules")
+    second.wait_for("stands by")
+    assert "leads:" not in second.output
+    (before,) = Lock.objects.all()
+    first.signal(signal.SIGTERM)
+    assert first.wait() == 0
+    second.wait_for("scheduler leads")
+    (after,) = Lock.objects.all()
+    assert after.acquired_at < before.expires_at  # told of the release: it did not wait for the lease's end
+    assert after.token > before.token
+
+
+def test_a_second_takes_over_after_a_crash_when_the_lease_has_run_out(start: Start) -> None:
+    schedule("often", "@every 1s", "noop")
+    first = start("run_schedules")
+    first.wait_for("fired often", 2)
+    second = start("run_schedules")
+    second.wait_for("stands by")
+    first.signal(signal.SIGKILL)
+    first.wait()
+    (before,) = Lock.objects.all()
+    second.wait_for("scheduler leads")
+    (after,) = Lock.objects.all()
+    assert after.acquired_at >= before.expires_at
+    second.wait_for("fired often", 8)
+    boundaries = list(Job.objects.order_by("fire_at").values_list("fire_at", flat=True))
+    assert {(b - a).total_seconds() for a, b in pairwise(boundaries)} == {1.0}
+
+
+def test_no_standby_is_status_3_while_another_leads(start: Start) -> None:
+    schedule("often", "@every 1s", "noop")
+    first = start("run_schedules")
+    first.wait_for("leads")
+    second = start("run_schedules", "--no-standby")
+    assert second.wait() == 3
+    assert "Traceback" not in second.output
+    assert "fired" not in second.output
+    assert first.popen.poll() is None
+
+
+def test_no_standby_leads_where_nobody_does_and_is_status_3_once_it_is_replaced(start: Start) -> None:
+    process = start("run_schedules", "--no-standby")
+    process.wait_for("leads")
+    Lock.objects.filter(name=LEADERSHIP).update(owner="a thief")
+    assert process.wait() == 3
+    assert leaders() == [(LEADERSHIP, "a thief")]
+
+
+def test_a_leader_that_was_replaced_stands_by_and_leads_again(start: Start) -> None:
+    process = start("run_schedules")
+    process.wait_for("leads")
+    Lock.objects.filter(name=LEADERSHIP).update(owner="a thief")
+    process.wait_for("stands by")
+    assert force_release(LEADERSHIP) is True
+    process.wait_for("scheduler leads", 2)
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+def test_a_standby_stops_at_a_signal_with_status_0(start: Start, number: signal.Signals) -> None:
+    first = start("run_schedules")
+    first.wait_for("leads")
+    second = start("run_schedules")
+    second.wait_for("stands by")
+    second.signal(number)
+    assert second.wait() == 0
+    assert len(leaders()) == 1
+
+
+def test_a_schedule_that_is_declared_while_it_leads_is_fired_and_one_that_is_removed_is_not(start: Start) -> None:
+    process = start("run_alkstore")
+    process.wait_for("scheduler leads")
+    process.wait_for("worker started")
+    schedule("new", "@every 1s", "noop")
+    process.wait_for("fired new", 2)
+    assert unschedule("new") is True
+    count = Job.objects.filter(schedule="new").count()
+    schedule("other", "@every 1s", "noop")
+    process.wait_for("fired other", 2)
+    assert Job.objects.filter(schedule="new").count() == count
+    wait_for_state("completed", *Job.objects.filter(schedule="new").values_list("pk", flat=True))

@@ -1,0 +1,1 @@
+"""An app whose `alkstore` module cannot be imported."""

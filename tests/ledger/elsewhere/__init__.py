@@ -1,0 +1,1 @@
+"""A database backend that is not SQLite: Django's dummy, under a name of its own."""

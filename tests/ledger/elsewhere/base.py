@@ -1,0 +1,6 @@
+from django.db.backends.dummy.base import DatabaseWrapper as DummyWrapper
+
+
+class DatabaseWrapper(DummyWrapper):
+    vendor = "elsewhere"
+    display_name = "Elsewhere"

@@ -1,0 +1,1 @@
+"""An app whose `alkstore` module imports another app's, and then fails."""

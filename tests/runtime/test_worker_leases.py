@@ -1,0 +1,282 @@
+"""Section 8: leases are renewed from outside the handler, end with the process, and fence what comes too late."""
+
+import signal
+from collections.abc import Callable
+from datetime import timedelta
+from pathlib import Path
+
+import pytest
+
+from django_alkstore import clock
+from django_alkstore.models import Job
+from django_alkstore.services import cancel, enqueue, enqueue_many
+from tests.ledger.models import Entry
+from tests.ledger.tools import row, state, wait_for_state, wait_past
+from tests.processes import Process, wait_until
+
+pytestmark = pytest.mark.django_db(transaction=True)
+
+Start = Callable[..., Process]
+LEASE = 1.5
+
+
+def as_stored(job_id: int) -> object:
+    return Job.objects.filter(pk=job_id).values().get()
+
+
+# A live worker
+
+
+def test_f019_a_job_longer_than_its_lease_runs_once_beside_an_idle_worker(start: Start, tmp_path: Path) -> None:
+    open_end = tmp_path / "open"
+    job = enqueue("wait", str(open_end), visibility_timeout=LEASE)
+    first = start("run_queue", "wait")
+    first.wait_for(f"running {job.pk}")
+    idle = start("run_queue", "wait")
+    idle.wait_for("worker started")
+    wait_past(row(job.pk).lease_expires_at)
+    wait_past(clock.now() + timedelta(seconds=LEASE))
+    held = row(job.pk)
+    assert (held.state, held.attempts, held.errors) == ("processing", 1, [])
+    open_end.touch()
+    first.wait_for(f"done {job.pk}")
+    wait_for_state("completed", job.pk)
+    assert (row(job.pk).attempts, row(job.pk).errors) == (1, [])
+    assert list(Entry.objects.values_list("text", flat=True)) == ["started 1"]
+    assert "running" not in [line.split(" ")[0] for line in idle.lines]
+
+
+def test_a_worker_renews_the_leases_of_all_its_handlers_at_once(start: Start, tmp_path: Path) -> None:
+    open_end = tmp_path / "open"
+    ids = enqueue_many("mix", [str(open_end)] * 4, visibility_timeout=LEASE)
+    first = start("run_queue", "mix", "--concurrency", "4")
+    for job_id in ids:
+        first.wait_for(f"running {job_id}")
+    start("run_queue", "mix").wait_for("worker started")
+    wait_past(clock.now() + timedelta(seconds=2 * LEASE))
+    open_end.touch()
+    wait_for_state("completed", *ids)
+    assert {(job.attempts, len(job.errors)) for job in Job.objects.all()} == {(1, 0)}
+
+
+def test_an_atomic_handler_longer_than_its_lease_runs_once(start: Start, tmp_path: Path) -> None:
+    """Its transaction holds the writer lock, so nobody can renew beside it, nor claim."""
+    open_end = tmp_path / "open"
+    job = enqueue("doomed", str(open_end), visibility_timeout=1, backoff_base=0)
+    process = start("run_queue", "doomed", "--concurrency", "1")
+    process.wait_for(f"row of {job.pk}")
+    # Nothing is asked of the database here: an EXCLUSIVE transaction in a rollback journal lets nobody read.
+    wait_past(clock.now() + timedelta(seconds=2))
+    open_end.touch()
+    wait_for_state("completed", job.pk)
+    assert row(job.pk).attempts == 1
+    assert list(Entry.objects.values_list("text", "job_id")) == [("attempt 1", job.pk)]
+
+
+# A dead worker
+
+
+def test_f031_a_job_whose_worker_is_killed_is_back_after_one_lease(start: Start, tmp_path: Path) -> None:
+    open_end = tmp_path / "open"
+    job = enqueue("wait", str(open_end), visibility_timeout=LEASE)
+    first = start("run_queue", "wait")
+    first.wait_for(f"running {job.pk}")
+    second = start("run_queue", "wait")
+    second.wait_for("worker started")
+    first.signal(signal.SIGKILL)
+    assert first.wait() == -signal.SIGKILL
+    ends = row(job.pk).lease_expires_at
+    assert ends is not None
+    second.wait_for(f"running {job.pk}")
+    open_end.touch()
+    wait_for_state("completed", job.pk)
+    (lapse,) = row(job.pk).errors
+    assert (lapse["attempt"], lapse["error"], row(job.pk).attempts) == (1, "lease expired", 2)
+    assert lapse["at"] >= ends.isoformat()
+    assert any("WARNING" in line and f"job {job.pk} " in line for line in second.lines)
+
+
+def test_exactly_once_a_worker_killed_between_the_rows_and_the_commit_leaves_no_row(
+    start: Start, tmp_path: Path
+) -> None:
+    job = enqueue("doomed", str(tmp_path / "never"), visibility_timeout=LEASE)
+    first = start("run_queue", "doomed")
+    first.wait_for(f"row of {job.pk}")
+    first.signal(signal.SIGKILL)
+    first.wait()
+    assert Entry.objects.count() == 0
+    start("run_queue", "doomed")
+    wait_for_state("completed", job.pk)
+    assert list(Entry.objects.values_list("text", "job_id")) == [("attempt 2", job.pk)]
+    assert row(job.pk).attempts == 2
+
+
+def test_f047_a_job_that_kills_its_worker_is_started_as_often_as_it_may_and_then_is_dead(start: Start) -> None:
+    job = enqueue("deadly", None, visibility_timeout=1, max_attempts=3)
+    runs = 0
+    for _ in range(3):  # a supervisor starts it again
+        process = start("run_queue", "deadly", "noop", "--concurrency", "1")
+        assert process.wait() == -signal.SIGKILL
+        runs += process.output.count(f"running {job.pk}")
+    last = start("run_queue", "deadly", "noop", "--concurrency", "1")
+    other = enqueue("noop", None)
+    wait_for_state("completed", other.pk)
+    wait_for_state("dead", job.pk)
+    assert (runs, f"running {job.pk}" in last.output) == (3, False)
+    assert row(job.pk).last_error == "lease expired"
+    assert [(entry["attempt"], entry["error"]) for entry in row(job.pk).errors] == [
+        (1, "lease expired"),
+        (2, "lease expired"),
+        (3, "lease expired"),
+    ]
+
+
+def test_f038_a_job_whose_handler_ends_the_process_is_reclaimed_after_the_lease(start: Start) -> None:
+    job = enqueue("exit-hard", None, visibility_timeout=1, max_attempts=2)
+    assert start("run_queue", "exit-hard").wait() == 1
+    second = start("run_queue", "exit-hard")
+    second.wait_for(f"running {job.pk}")
+    assert second.wait() == 1
+    assert row(job.pk).attempts == 2
+
+
+def test_f035_workers_killed_again_and_again_lose_nothing_and_do_nothing_twice(start: Start) -> None:
+    count = 200
+    ids = enqueue_many("ledger", [f"job {number}" for number in range(count)], visibility_timeout=1, max_attempts=50)
+    kills = 0
+    while (done := Job.objects.filter(state="completed").count()) < count:
+        process = start("run_queue", "ledger", "-v", "0")
+        goal = min(done + 25, count)
+        wait_until(lambda goal=goal: Job.objects.filter(state="completed").count() >= goal, f"{goal} are done")
+        assert Job.objects.count() == count
+        # Rows first: a job that is completed in between has its row already.
+        assert Entry.objects.count() <= Job.objects.filter(state="completed").count() + 4
+        process.signal(signal.SIGKILL if kills % 2 else signal.SIGTERM)
+        process.wait()
+        kills += 1
+    assert kills >= 4
+    assert sorted(Entry.objects.values_list("job_id", flat=True)) == ids
+
+
+# A worker that has lost its lease
+
+
+def test_f021_a_worker_that_was_stopped_past_its_lease_changes_nothing_and_says_which_job(
+    start: Start, tmp_path: Path
+) -> None:
+    open_end = tmp_path / "open"
+    job = enqueue("wait", str(open_end), visibility_timeout=1)
+    first = start("run_queue", "wait")
+    first.wait_for(f"running {job.pk}")
+    first.signal(signal.SIGSTOP)
+    second = start("run_queue", "wait")
+    second.wait_for(f"running {job.pk}")
+    open_end.touch()
+    wait_for_state("completed", job.pk)
+    before = as_stored(job.pk)
+    first.signal(signal.SIGCONT)
+    wait_until(lambda: any("WARNING" in line and f"job {job.pk} " in line for line in first.lines), "the warning")
+    # It goes on, and with the next job as with any other.
+    second.signal(signal.SIGTERM)
+    second.wait()
+    following = enqueue("wait", str(open_end))
+    wait_for_state("completed", following.pk)
+    first.wait_for(f"done {following.pk}")
+    assert as_stored(job.pk) == before
+    assert (row(job.pk).attempts, len(row(job.pk).errors)) == (2, 1)
+
+
+def test_a_handler_is_told_that_its_job_was_cancelled_and_its_thread_is_free_again(
+    start: Start, tmp_path: Path
+) -> None:
+    job = enqueue("wait", str(tmp_path / "never"), visibility_timeout=1)
+    process = start("run_queue", "wait", "noop", "--concurrency", "1")
+    process.wait_for(f"running {job.pk}")
+    assert cancel(job.pk) is True
+    before = as_stored(job.pk)
+    process.wait_for(f"told that the lease of {job.pk} is lost")
+    following = enqueue("noop", None)
+    wait_for_state("completed", following.pk)
+    assert as_stored(job.pk) == before
+    assert row(job.pk).state == "cancelled"
+    assert any("WARNING" in line and f"job {job.pk} " in line for line in process.lines)
+
+
+def test_a_job_that_is_deleted_while_it_runs_harms_nothing(start: Start, tmp_path: Path) -> None:
+    open_end = tmp_path / "open"
+    job = enqueue("mix", str(open_end), visibility_timeout=1)
+    process = start("run_queue", "mix", "--concurrency", "1")
+    process.wait_for(f"running {job.pk}")
+    Job.objects.filter(pk=job.pk).delete()
+    open_end.touch()
+    following = enqueue("mix", None)
+    wait_for_state("completed", following.pk)
+    assert not Job.objects.filter(pk=job.pk).exists()
+
+
+# The time limit
+
+
+def test_past_its_time_limit_the_attempt_has_failed_and_the_late_ack_changes_nothing(
+    start: Start, tmp_path: Path
+) -> None:
+    open_end = tmp_path / "open"
+    job = enqueue("stubborn", str(open_end), backoff_base=1_000)
+    process = start("run_queue", "stubborn", "noop", "crowd", "--concurrency", "2")
+    process.wait_for(f"running {job.pk}")
+    wait_until(lambda: bool(row(job.pk).errors), "the time limit is on the job")
+    failed = row(job.pk)
+    assert (failed.state, failed.attempts, failed.last_error) == ("pending", 1, "time limit")
+    assert (failed.run_at - failed.created_at).total_seconds() > 1_000
+    before = as_stored(job.pk)
+    beside = enqueue("noop", None)
+    wait_for_state("completed", beside.pk)  # the other thread works on
+    open_end.touch()
+    process.wait_for(f"late end of {job.pk}: False")
+    assert as_stored(job.pk) == before
+    together = enqueue_many("crowd", [2, 2])  # both threads are free again
+    wait_for_state("completed", *together)
+
+
+def test_past_its_time_limit_a_job_without_attempts_left_is_dead(start: Start, tmp_path: Path) -> None:
+    job = enqueue("stubborn", str(tmp_path / "never"), max_attempts=1)
+    start("run_queue", "stubborn", "--concurrency", "2")
+    wait_for_state("dead", job.pk)
+    assert [entry["error"] for entry in row(job.pk).errors] == ["time limit"]
+
+
+def test_a_lease_is_not_renewed_past_the_time_limit(start: Start, tmp_path: Path) -> None:
+    """A retry that is due at once goes to whoever is free: here another worker, while the first still runs it."""
+    open_end = tmp_path / "open"
+    job = enqueue("stubborn", str(open_end), backoff_base=0, max_attempts=2)
+    first = start("run_queue", "stubborn", "--concurrency", "2")
+    first.wait_for(f"running {job.pk}", 2)
+    wait_for_state("dead", job.pk)
+    assert [entry["error"] for entry in row(job.pk).errors] == ["time limit", "time limit"]
+
+
+def test_a_worker_whose_every_thread_is_stuck_gives_back_what_it_can_and_exits_with_status_4(
+    start: Start, tmp_path: Path
+) -> None:
+    quick = enqueue_many("noop", [None] * 60)
+    process = start("run_queue", "stubborn", "noop", "--concurrency", "1")
+    wait_for_state("completed", *quick)  # from here on it may claim ahead
+    stuck, behind = enqueue_many("stubborn", [str(tmp_path / "never")] * 2, backoff_base=1_000)
+    assert process.wait() == 4
+    assert (row(stuck).state, row(stuck).attempts, row(stuck).last_error) == ("pending", 1, "time limit")
+    assert (row(behind).state, row(behind).attempts, row(behind).errors) == ("pending", 0, [])
+    assert f"running {behind}" not in process.output
+    assert any("ERROR" in line and str(stuck) in line for line in process.lines)
+
+
+def test_with_one_thread_still_free_a_worker_stays(start: Start, tmp_path: Path) -> None:
+    stuck = enqueue("stubborn", str(tmp_path / "never"), max_attempts=1)
+    process = start("run_queue", "stubborn", "noop", "--concurrency", "2")
+    wait_for_state("dead", stuck.pk)
+    ids = enqueue_many("noop", [None] * 20)
+    wait_for_state("completed", *ids)
+    assert process.popen.poll() is None
+    assert state(stuck.pk) == "dead"
+    process.signal(signal.SIGTERM)
+    process.wait()
+    assert (row(stuck.pk).state, row(stuck.pk).attempts) == ("dead", 1)
