@@ -28,7 +28,7 @@ class Failure(TypedDict):
 
 def describe(error: object) -> tuple[str, str]:
     """`error` (a string or an exception) as two texts that any database can hold: the error, its traceback."""
-    if isinstance(error, BaseException):
+    if issubclass(type(error), BaseException):  # `isinstance` would ask the error itself
         return _cut_end(_clean(_exception_line(error))), _cut_middle(_clean(_format_traceback(error)))
     return _cut_end(_clean(error if isinstance(error, str) else repr(error))), ""
 
@@ -56,7 +56,7 @@ def append(history: bytes | str, entry: Failure) -> str:
     return json.dumps([*entries, entry][-MAX_ERRORS:], ensure_ascii=False)
 
 
-def _exception_line(error: BaseException) -> str:
+def _exception_line(error: object) -> str:
     name = type(error).__name__
     try:
         text = str(error)
@@ -65,7 +65,7 @@ def _exception_line(error: BaseException) -> str:
     return f"{name}: {text}" if text else name
 
 
-def _format_traceback(error: BaseException) -> str:
+def _format_traceback(error: Any) -> str:
     try:
         return "".join(traceback.format_exception(error))
     except BaseException as broken:  # noqa: BLE001  as above: any of the chain's exceptions may be hostile

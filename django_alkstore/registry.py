@@ -3,13 +3,13 @@
 The database names queues and nothing else: what runs for a queue is found here, never imported from a row.
 """
 
+import sys
 import threading
 import traceback
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from importlib import import_module
-from inspect import iscoroutinefunction
 from typing import Any, TypeVar
 
 from django.apps import apps
@@ -39,7 +39,8 @@ class Registration:
     """Seconds after which an attempt counts as failed."""
     atomic: bool
     """Run the handler and its ack in one transaction?"""
-    is_async: bool
+    module: str
+    """The module that registered it."""
 
     @property
     def name(self) -> str:
@@ -63,7 +64,7 @@ class BrokenModule:
 _registered: dict[str, Registration] = {}
 _broken: list[BrokenModule] = []
 _discovered = False
-_discovering = threading.Lock()
+_discovering = threading.RLock()
 
 
 def handler(queue: str, *, time_limit: Duration = DEFAULT_TIME_LIMIT, atomic: bool = False) -> Callable[[T], T]:
@@ -94,8 +95,8 @@ def _registrar(queue: str, time_limit: Duration, atomic: bool) -> Callable[[T], 
             raise ImproperlyConfigured(
                 f"{describe_queue(queue)} has two handlers: {_where(taken.target)} and {_where(target)}"
             )
-        is_async = iscoroutinefunction(target) or iscoroutinefunction(type(target).__call__)
-        _registered[queue] = Registration(queue, target, limit, atomic, is_async)
+        module = sys._getframe(1).f_globals.get("__name__", "")
+        _registered[queue] = Registration(queue, target, limit, atomic, module)
         return target
 
     return register
@@ -116,20 +117,20 @@ def autodiscover() -> None:
     with _discovering:
         if _discovered:
             return
+        # Set first: a module that asks for the registrations while it is imported gets what there is.
+        _discovered = True
         for app in apps.get_app_configs():
             if app.module is not None and module_has_submodule(app.module, MODULE):
                 _import(f"{app.name}.{MODULE}")
-        _discovered = True
 
 
 def _import(module: str) -> None:
-    before = dict(_registered)
     try:
         import_module(module)
     except (Exception, SystemExit) as error:  # noqa: BLE001  somebody else's module may raise anything
         # What it registered before it failed is half a module: a worker must not run it.
-        _registered.clear()
-        _registered.update(before)
+        for queue in [queue for queue, registration in _registered.items() if registration.module == module]:
+            del _registered[queue]
         broken = BrokenModule(module, f"{type(error).__name__}: {error}", traceback.format_exc())
         _broken.append(broken)
         signals.emit(signals.module_broken, module=module, error=broken.error, traceback=broken.traceback)

@@ -7,14 +7,16 @@ is the real claim, the real handler and the real ending, so a payload is encoded
 from collections.abc import Iterator
 from contextlib import contextmanager
 
+from django.db import connections, transaction
+
 from django_alkstore import clock, registry
 from django_alkstore.clock import ManualClock
-from django_alkstore.dialects.transactions import resolve_alias
+from django_alkstore.dialects.transactions import is_open, resolve_alias
 from django_alkstore.exceptions import InvalidOption
 from django_alkstore.registry import Registration
-from django_alkstore.runtime.perform import perform
+from django_alkstore.runtime.perform import Ending, perform
 from django_alkstore.services import JobHandle
-from django_alkstore.services.claims import claim_from
+from django_alkstore.services.claims import claim_due
 
 __all__ = ["ManualClock", "frozen_clock", "isolated_registry", "run_pending"]
 
@@ -45,14 +47,22 @@ def run_pending(*names: str, using: str | None = None, limit: int = 1_000) -> li
 
 
 def _run_all(alias: str, registration: Registration, limit: int) -> Iterator[JobHandle]:
-    while claimed := claim_from(alias, registration.queue, WORKER, 1, "run_pending"):
+    while claimed := claim_due(alias, registration.queue, WORKER, 1):
         assert limit > 0, "run_pending: more jobs than its limit; does one enqueue itself again and again?"
         limit -= 1
         job = claimed[0]
-        ending = perform(registration, job)
+        ending = _perform_in_place(alias, registration, job)
         if ending.outcome is not None:
             job.settle(ending.outcome)
         yield job
+
+
+def _perform_in_place(alias: str, registration: Registration, job: JobHandle) -> Ending:
+    """Inside the test's transaction, under a savepoint: what breaks the handler's must not break the test's."""
+    if not is_open(connections[alias]):
+        return perform(registration, job)
+    with transaction.atomic(using=alias):
+        return perform(registration, job)
 
 
 @contextmanager

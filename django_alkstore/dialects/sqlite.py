@@ -222,11 +222,14 @@ class DataVersion:
         # which also keeps each close of another connection from being the last, which would checkpoint.
         self._wrapper = connections.create_connection(using)
         self._wrapper.inc_thread_sharing()
-        self._in_memory = self._wrapper.is_in_memory_db()  # type: ignore[attr-defined]
-        self._connect()
+        try:
+            self._connect()
+        except BaseException:
+            self._wrapper.close()
+            raise
 
     def _connect(self) -> None:
-        self._wrapper.connect()
+        self._wrapper.ensure_connection()
         raw: sqlite3.Connection = self._wrapper.connection
         # Told "busy" at once rather than made to wait: that somebody is writing is news enough.
         raw.execute("PRAGMA busy_timeout = 0")
@@ -239,7 +242,8 @@ class DataVersion:
             return object()
 
     def watched_file(self) -> str | None:
-        return None if self._in_memory else str(self._wrapper.settings_dict["NAME"])
+        # As SQLite itself has it: the setting may be a URI. Empty for a database in memory.
+        return self._raw.execute("PRAGMA database_list").fetchone()[2] or None
 
     def close(self) -> None:
         self._wrapper.close()

@@ -12,6 +12,7 @@ import selectors
 import socket
 import sys
 import time
+from contextlib import ExitStack
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
@@ -37,13 +38,18 @@ class Watch:
 
     def __init__(self, using: str) -> None:
         self._change = dialect_of(connections[using]).change(using)
-        self._selector = selectors.DefaultSelector()
-        self._bell, self._ringer = socket.socketpair()
-        for end in (self._bell, self._ringer):
-            end.setblocking(False)
-        self._selector.register(self._bell, selectors.EVENT_READ)
-        self._name = ""
-        self._events: Any = self._watch_files()
+        # What is open is closed again also where the rest cannot be opened.
+        with ExitStack() as opened:
+            self._opened = opened
+            opened.callback(self._change.close)
+            self._selector = opened.enter_context(selectors.DefaultSelector())
+            self._bell, self._ringer = map(opened.enter_context, socket.socketpair())
+            for end in (self._bell, self._ringer):
+                end.setblocking(False)
+            self._selector.register(self._bell, selectors.EVENT_READ)
+            self._name = ""
+            self._events: Any = self._watch_files()
+            self._opened = opened.pop_all()
         self._longest_step = TOLD if self._events else POLLED
         self._step = self._longest_step
 
@@ -55,13 +61,15 @@ class Watch:
         from inotify_simple import INotify, flags  # noqa: PLC0415  there is none elsewhere
 
         path = Path(file)
-        try:
-            events = INotify(nonblocking=True)
-            events.add_watch(
-                path.parent, flags.MODIFY | flags.CREATE | flags.DELETE | flags.MOVED_TO | flags.CLOSE_WRITE
-            )
-        except OSError:  # the kernel's limit of watches is reached: poll
-            return None
+        with ExitStack() as ours:
+            try:
+                events = ours.enter_context(INotify(nonblocking=True))
+                events.add_watch(
+                    path.parent, flags.MODIFY | flags.CREATE | flags.DELETE | flags.MOVED_TO | flags.CLOSE_WRITE
+                )
+            except OSError:  # the kernel's limit of watches is reached: poll
+                return None
+            self._opened.push(ours.pop_all())
         self._name = path.name
         self._selector.register(events, selectors.EVENT_READ)
         return events
@@ -120,12 +128,7 @@ class Watch:
         return any(not event.name or event.name.startswith(self._name) for event in self._events.read(timeout=0))
 
     def close(self) -> None:
-        self._selector.close()
-        self._bell.close()
-        self._ringer.close()
-        if self._events is not None:
-            self._events.close()
-        self._change.close()
+        self._opened.close()
 
     def __enter__(self) -> Self:
         return self

@@ -33,6 +33,8 @@ def duration(text: str) -> float:
 class AlkstoreCommand(BaseCommand):
     """A command on one database."""
 
+    requires_system_checks = ["alkstore"]
+
     def add_arguments(self, parser: CommandParser) -> None:
         parser.add_argument(
             "--database", help="Database alias. Default: ALKSTORE['DATABASE'], else the routers' choice."
@@ -42,6 +44,7 @@ class AlkstoreCommand(BaseCommand):
         alias = options["database"] or resolve_alias(None)
         if alias not in connections:
             raise CommandError(f"there is no database {alias!r} in DATABASES", returncode=EXIT_USAGE)
+        self.precheck(alias)
         try:
             Job.objects.using(alias).exists()
         except DatabaseError as error:
@@ -50,6 +53,9 @@ class AlkstoreCommand(BaseCommand):
             ) from error
         return self.work(alias, options)
 
+    def precheck(self, alias: str) -> None:
+        """Refuse a database that the command cannot work on, before it is asked anything."""
+
     def work(self, alias: str, options: dict[str, Any]) -> str | None:
         raise NotImplementedError
 
@@ -57,10 +63,15 @@ class AlkstoreCommand(BaseCommand):
 class RunCommand(AlkstoreCommand):
     """A command that runs until it is stopped, and says what it does through the log."""
 
+    def precheck(self, alias: str) -> None:
+        try:
+            refuse_in_memory(alias)
+        except ImproperlyConfigured as error:
+            raise CommandError(str(error)) from error
+
     def work(self, alias: str, options: dict[str, Any]) -> str | None:
         show_log(options["verbosity"])
         try:
-            refuse_in_memory(alias)
             code = self.run(alias, options)
         except NotRegistered as error:
             raise CommandError(str(error), returncode=EXIT_USAGE) from error

@@ -6,6 +6,7 @@ import sys
 import threading
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from queue import SimpleQueue
 from types import FrameType
 
 from django.core.exceptions import ImproperlyConfigured
@@ -15,7 +16,7 @@ from django_alkstore import registry, signals
 from django_alkstore.dialects import dialect_of
 from django_alkstore.registry import Registration
 from django_alkstore.runtime.scheduler import schedule_until
-from django_alkstore.runtime.worker import EXIT_OK, Worker
+from django_alkstore.runtime.worker import Worker
 
 EXIT_SCHEDULER_BROKE = 1
 
@@ -92,44 +93,55 @@ def run_worker(alias: str, registrations: Sequence[Registration], concurrency: i
 
 def run_scheduler(alias: str, *, standby: bool) -> int:
     """Run the scheduler until a signal stops it; the exit code."""
-    stop = threading.Event()
-    with stopped_by_signals(lambda _: stop.set()):
-        return schedule_until(stop, alias, standby=standby)
+    # The scheduler has a thread of its own, since its stop event must not be set by a signal handler that may
+    # have interrupted that very event's own methods. A SimpleQueue may be put to at any moment.
+    news: SimpleQueue[str] = SimpleQueue()
+    scheduler = _SchedulerThread(alias, standby=standby, at_end=lambda: news.put("ended"))
+    with stopped_by_signals(news.put):
+        scheduler.start()
+        news.get()
+        scheduler.stop()
+        scheduler.join()
+    return scheduler.code
 
 
 def run_everything(alias: str, concurrency: int, grace: float) -> int:
     """Run the scheduler and one worker for all that is registered, in one process; the exit code."""
     worker = Worker(alias, registry.registrations(), concurrency=concurrency, grace=grace)
-    scheduler = _SchedulerThread(alias, worker)
+    scheduler = _SchedulerThread(alias, standby=True, at_end=lambda: worker.stop("the scheduler ended"))
+    worker.at_stop = scheduler.stop
     with stopped_by_signals(worker.stop):
         scheduler.start()
         try:
             code = worker.run()
         finally:
-            scheduler.finish()
-    return code or (EXIT_SCHEDULER_BROKE if scheduler.broke else EXIT_OK)
+            scheduler.stop()
+            scheduler.join()
+    return code or scheduler.code
 
 
 class _SchedulerThread(threading.Thread):
-    """The scheduler beside a worker. Where it breaks, the whole process stops, for its supervisor to see."""
+    """The scheduler, beside whatever waits for it to end."""
 
-    def __init__(self, alias: str, worker: Worker) -> None:
+    def __init__(self, alias: str, *, standby: bool, at_end: Callable[[], None]) -> None:
         super().__init__(name="alkstore-scheduler", daemon=True)
         self._alias = alias
-        self._worker = worker
+        self._standby = standby
+        self._at_end = at_end
         self._stop_event = threading.Event()
-        self.broke = False
+        self.code = EXIT_SCHEDULER_BROKE
+        """Its exit code, once it has ended."""
 
     def run(self) -> None:
         try:
-            schedule_until(self._stop_event, self._alias)
+            self.code = schedule_until(self._stop_event, self._alias, standby=self._standby)
         except Exception:  # noqa: BLE001  logged whole, and the process ends for it
-            self.broke = True
             signals.logger.exception("the scheduler broke")
-            self._worker.stop("the scheduler broke")
         finally:
             connections.close_all()
+            if not self._stop_event.is_set():
+                self._at_end()
 
-    def finish(self) -> None:
+    def stop(self) -> None:
+        """Let it free the leadership and end."""
         self._stop_event.set()
-        self.join()

@@ -3,14 +3,14 @@
 from contextlib import suppress
 from dataclasses import dataclass
 
-from asgiref.sync import async_to_sync
-from django.db import DatabaseError, connections, transaction
+from django.db import connections, transaction
 from django.db.backends.base.base import BaseDatabaseWrapper
 
 from django_alkstore import clock
 from django_alkstore.exceptions import LeaseLost
 from django_alkstore.registry import Registration
 from django_alkstore.services import JobHandle
+from django_alkstore.services.handles import run_to_end
 from django_alkstore.services.outcomes import ACK, Outcome, outcome_of
 
 
@@ -31,19 +31,12 @@ def perform(registration: Registration, job: JobHandle) -> Ending:
         if registration.atomic:
             _call_in_transaction(registration, job)
         else:
-            _call(registration, job)
+            run_to_end(registration.target, job)
     except BaseException as error:  # noqa: BLE001  SystemExit and its kind end the attempt, not the worker
         outcome = outcome_of(error)
     else:
         outcome = None if job.settled else ACK
     return Ending(outcome, clock.monotonic() - started)
-
-
-def _call(registration: Registration, job: JobHandle) -> None:
-    if registration.is_async:
-        async_to_sync(registration.target)(job)
-    else:
-        registration.target(job)
 
 
 def _call_in_transaction(registration: Registration, job: JobHandle) -> None:
@@ -52,30 +45,33 @@ def _call_in_transaction(registration: Registration, job: JobHandle) -> None:
     The transaction takes the writer lock first: a handler that read and then wrote would otherwise be refused
     by SQLite whenever another had written in between.
     """
-    with transaction.atomic(using=job.using, durable=True):
-        if not job.hold():
+    with transaction.atomic(using=job.using):
+        if not job.hold(registration.time_limit):
             raise LeaseLost(job.id)
-        _call(registration, job)
+        run_to_end(registration.target, job)
         if not (job.acked_in_transaction or job.settled):
             job.ack_tx()
 
 
-def tidy_connections() -> None:
+def tidy_connections() -> bool:
     """Leave the thread's connections fit for the next job, as Django does between two requests.
 
     One that the handler left inside a transaction, or in manual commit, is thrown away with all that it had
-    not committed.
+    not committed; was there any?
     """
+    thrown_away = False
     for connection in connections.all(initialized_only=True):
         connection.queries_log.clear()
         manual = connection.connection is not None and not connection.autocommit
         if manual or connection.in_atomic_block or connection.needs_rollback:
             _throw_away(connection)
+            thrown_away = True
             continue
         try:
             connection.close_if_unusable_or_obsolete()
-        except DatabaseError:
+        except Exception:  # noqa: BLE001  whatever it is, the next job gets another connection
             _throw_away(connection)
+    return thrown_away
 
 
 def _throw_away(connection: BaseDatabaseWrapper) -> None:

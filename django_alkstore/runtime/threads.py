@@ -10,6 +10,7 @@ from django_alkstore import clock, signals
 from django_alkstore.registry import Registration
 from django_alkstore.runtime.perform import Ending, perform, tidy_connections
 from django_alkstore.services import JobHandle
+from django_alkstore.services.outcomes import ACK, retry
 
 
 @dataclass(slots=True, eq=False)
@@ -95,7 +96,9 @@ class Threads:
             run.started_at = clock.monotonic()
             signals.emit(signals.job_started, job=run.job)
             ending = perform(run.registration, run.job)
-            tidy_connections()
+            if tidy_connections() and ending.outcome is ACK:
+                # What it wrote is not there: its job must not count as done.
+                ending = Ending(retry("the handler left a transaction open, which was rolled back"), ending.seconds)
             self._ended.append((run, ending))
             if self.quiet:
                 self._ring()

@@ -92,6 +92,8 @@ class Worker:
         self.concurrency = concurrency
         self.grace = grace
         self.worker_id = unique_owner()
+        self.at_stop: Callable[[], None] = lambda: None
+        """Called once, when the worker begins to stop."""
         self._end_process = end_process
         self._watch = Watch(alias)
         self._threads = Threads(concurrency, self._watch.ring)
@@ -103,6 +105,8 @@ class Worker:
         """Ended, and not on the row yet."""
         self._due: dict[str, int | None] = dict.fromkeys(self.registrations, 0)
         """When there may be something to claim, by queue, in microseconds; `None`: not known, ask."""
+        self._seen = self._watch.version()
+        """The database's version before anything was learnt that `_due` still says."""
         self._rotation = 0
         self._mean_seconds = LONGEST_PREFETCH
         self._upkeep = Upkeep(alias)
@@ -137,11 +141,10 @@ class Worker:
         self._threads.start()
         code: int | None = None
         while code is None:
-            seen = self._watch.version()
             self._round()
             code = self._verdict()
             if code is None:
-                self._wait(seen)
+                self._wait()
         signals.emit(signals.worker_stopped, completed=self._completed, failed=self._failed)
         if not self._threads.finish(patience=0.0 if self._stuck or self._runs else 1.0):
             self._end_process(code)
@@ -295,7 +298,8 @@ class Worker:
 
     def _note_settled(self, run: Run, ending: Ending) -> None:
         self._completed += 1
-        signals.emit(signals.job_settled, job=run.job, seconds=ending.seconds)
+        event = signals.job_completed if run.job.acked_in_transaction else signals.job_settled
+        signals.emit(event, job=run.job, seconds=ending.seconds)
 
     def _note_ack(self, run: Run, *, took_effect: bool) -> None:
         if took_effect or run.job.acked_in_transaction:
@@ -336,13 +340,14 @@ class Worker:
 
     # Waiting
 
-    def _wait(self, seen: object) -> None:
+    def _wait(self) -> None:
         timeout = self._next_deadline()
         self._threads.quiet = True
         if not self._threads.any_ended() and timeout > 0:
             if self._wants_more():
-                if self._watch.wait(seen, timeout):
+                if self._watch.wait(self._seen, timeout):
                     # Somebody has committed: what was known about empty queues is out of date.
+                    self._seen = self._watch.version()
                     self._forget_the_empty()
             else:
                 self._watch.wait_for_bell(timeout)
@@ -371,10 +376,11 @@ class Worker:
         for run in self._runs:
             if run.holds_lease:
                 moments.append(run.renew_at)
+            # A thread may be about to start it: then its time limit is counted from about now.
+            started_at = run.claimed_at if run.started_at is None else run.started_at
+            moments.append(started_at + run.registration.time_limit)
             if run.started_at is None:
                 moments.append(run.claimed_at + LONGEST_PREFETCH)
-            else:
-                moments.append(run.started_at + run.registration.time_limit)
         return max(0.0, min(moments) - now)
 
     # The end
@@ -389,6 +395,7 @@ class Worker:
             self._stop_announced = True
             self._grace_ends = clock.monotonic() + self.grace
             signals.emit(signals.worker_stopping, reason=self._stops[0], running=len(self._runs))
+            self.at_stop()
         if not self._runs and not self._unwritten and not self._threads.any_ended():
             return EXIT_OK
         if len(self._stops) > 1 or clock.monotonic() >= self._grace_ends:

@@ -68,6 +68,11 @@ def claim_from(alias: str, queue: str, worker_id: str, limit: int, what: str) ->
     check_text("worker_id", worker_id)
     check_limit("limit", limit)
     refuse_open(alias, what)
+    return claim_due(alias, queue, worker_id, limit)
+
+
+def claim_due(alias: str, queue: str, worker_id: str, limit: int) -> list[JobHandle]:
+    """Claim, sweeping what stands in the way, whatever transaction is open. The arguments have been checked."""
     while True:
         started = clock.monotonic()
         rows = _claim_rows(alias, queue, worker_id, limit)

@@ -1,9 +1,12 @@
 """A claimed job in its holder's hands."""
 
 import threading
+from collections.abc import Awaitable, Callable
 from datetime import datetime
+from inspect import isasyncgen, isawaitable, isgenerator
 from typing import Any
 
+from asgiref.sync import async_to_sync
 from django.db import connections, transaction
 
 from django_alkstore import clock
@@ -23,6 +26,24 @@ from django_alkstore.services import outcomes
 from django_alkstore.services.outcomes import Outcome
 
 _making_events = threading.Lock()
+
+
+def run_to_end(target: Callable[["JobHandle"], object], job: "JobHandle") -> None:
+    """Call a handler or a delivery, sync or async, and see that what it returned has really run.
+
+    `TypeError` for a generator, of which nothing would have run: its job must not count as done.
+    """
+    result = target(job)
+    if result is None:
+        return
+    if isawaitable(result):
+        async_to_sync(_awaited)(result)
+    elif isgenerator(result) or isasyncgen(result):
+        raise TypeError(f"{target!r} returned a generator, which has not run")
+
+
+async def _awaited(result: Awaitable[object]) -> None:
+    await result
 
 
 class JobHandle:
@@ -175,10 +196,17 @@ class JobHandle:
         if connection.in_atomic_block:
             transaction.on_commit(self._mark_settled, using=self.using)
 
-    def hold(self) -> bool:
-        """In the caller's open transaction: take the writer lock and see that the lease is still held."""
-        ends = clock.to_us(self.lease_expires_at)
-        return write_statement(self.using, lambda db: db.renew(self.claim, clock.now_us(), ends))
+    def hold(self, duration: float) -> bool:
+        """In the caller's open transaction: take the writer lock, and lease for `duration` seconds from now.
+
+        Nobody else could renew the lease while the lock is held; rolled back, it was never extended.
+        """
+
+        def extend(db: Operations) -> bool:
+            now = clock.now_us()
+            return db.renew(self.claim, now, min(now + round(duration * SECOND), LAST_US))
+
+        return write_statement(self.using, extend)
 
     def _mark_settled(self) -> None:
         self.settled = True

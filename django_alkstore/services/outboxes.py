@@ -14,7 +14,7 @@ from django_alkstore.dialects.transactions import require_open, resolve_alias
 from django_alkstore.models import Job
 from django_alkstore.names import outbox_queue
 from django_alkstore.services.claims import claim_from
-from django_alkstore.services.handles import JobHandle
+from django_alkstore.services.handles import JobHandle, run_to_end
 from django_alkstore.services.options import JobOptions
 from django_alkstore.services.outcomes import outcome_of
 from django_alkstore.services.queues import add
@@ -65,7 +65,7 @@ class Outbox:
         job = claimed[0]
         deliver = delivery if callable(delivery) else delivery.deliver
         try:
-            deliver(job)
+            run_to_end(deliver, job)
         except Exception as error:  # noqa: BLE001  whatever it is, it is this attempt's end
             job.settle(outcome_of(error))
         except BaseException as error:

@@ -56,7 +56,7 @@ def retry(error: object = None, delay: Duration | None = None) -> Outcome:
     return Outcome(Kind.RETRY, *failures.describe("retry" if error is None else error), wait)
 
 
-def _delay(delay: Duration) -> float:
+def _delay(delay: object) -> float:
     """Seconds that end at a moment which a date can hold, or `InvalidOption`."""
     wait = seconds("delay", delay, zero=True)
     moment_after("delay", clock.now_us(), wait)
@@ -68,16 +68,21 @@ def fail(error: object) -> Outcome:
 
 
 def outcome_of(error: BaseException) -> Outcome:
-    """What a handler asked for by raising `error`. A request that is itself out of range is a failed attempt."""
+    """What a handler asked for by raising `error`. A request that makes no sense is a failed attempt."""
     try:
-        if isinstance(error, Snooze):
-            return Outcome(Kind.GIVE_BACK, delay=_delay(error.delay))
-        if isinstance(error, Discard):
-            return fail(error)
-        if isinstance(error, Retry):
-            return retry(error, error.delay)
-    except ValueError as out_of_range:
-        return retry(out_of_range)
+        return _asked_for(error)
+    except Exception as nonsense:  # noqa: BLE001  the handler's exception may do anything when it is looked at
+        return retry(nonsense)
+
+
+def _asked_for(error: BaseException) -> Outcome:
+    kind = type(error)  # `isinstance` would ask the error itself
+    if issubclass(kind, Snooze):
+        return Outcome(Kind.GIVE_BACK, delay=_delay(getattr(error, "delay", None)))
+    if issubclass(kind, Discard):
+        return fail(error)
+    if issubclass(kind, Retry):
+        return retry(error, getattr(error, "delay", None))
     return retry(error)
 
 

@@ -74,9 +74,15 @@ class Command(AlkstoreCommand):
 def _schedule_row(schedule: Schedule) -> list[str]:
     state = "on" if schedule.enabled else "paused"
     if schedule.last_error:
-        state += f": {schedule.last_error[:60]}"
+        state += f": {_one_line(schedule.last_error)}"
     following = since(schedule.next_fire_at) if schedule.enabled else "-"
     return [schedule.name, schedule.spec.strip(), schedule.queue, state, following, since(schedule.last_fire_at)]
+
+
+def _one_line(text: str) -> str:
+    """The first line, cut, without what would move the cursor."""
+    first = text.strip().split("\n", 1)[0][:60]
+    return "".join(character if character.isprintable() else "\N{REPLACEMENT CHARACTER}" for character in first)
 
 
 def _leader(locks: list[Lock]) -> Lock | None:

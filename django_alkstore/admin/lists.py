@@ -1,0 +1,226 @@
+"""The list of jobs over a table of any size.
+
+What the filters and the search ask for is put together from *arms*: conditions that exclude each other and that
+are each answered by one partial index alone. Counting and paging read ids from the indexes; the rows of a page
+are then fetched by id. The table itself is walked only where nothing is filtered, from the nearer end.
+"""
+
+from __future__ import annotations  # Django's classes take no type arguments when they run
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from datetime import datetime
+from functools import cached_property
+from typing import TYPE_CHECKING, Any
+
+from django.contrib import admin
+from django.contrib.admin.views.main import ChangeList
+from django.core.paginator import Page, Paginator
+from django.db.models import CharField, F, Func, Q, QuerySet
+from django.db.models.functions import Substr
+from django.http import HttpRequest
+
+from django_alkstore import clock
+from django_alkstore.admin.show import queue_name
+from django_alkstore.dialects.transactions import resolve_alias
+from django_alkstore.models import LIVE_STATES, Job, State
+from django_alkstore.names import OUTBOX_PREFIX
+from django_alkstore.services import queue_stats
+
+MAX_QUEUES = 100
+"""Queues offered by the filter. Others are found by the search."""
+_MAX_DIGITS = 18
+"""All numbers of so many digits fit the column."""
+_LAST_CHARACTER = "\U0010ffff"
+
+NOT_LISTED = ("payload", "errors", "last_error")
+"""Columns that may be long, and that a list does without."""
+
+DUE = {
+    "now": (State.PENDING, "run_at__lte"),
+    "delayed": (State.PENDING, "run_at__gt"),
+    "lapsed": (State.PROCESSING, "lease_expires_at__lte"),
+}
+"""Values of the filter by due: the state that it is about, and the moment that is compared with now."""
+
+
+def _due_condition(due: str, now: datetime) -> Q:
+    _, lookup = DUE[due]
+    return Q((lookup, now))
+
+
+def _part(state: State) -> Q:
+    """The jobs of a state, as one partial index has them.
+
+    The state is written out: with a parameter the index would still be used, but each row looked up to compare.
+    """
+    written = Func(template=f"'{state.value}'", output_field=CharField())
+    part = Q(state=written)
+    return part if state in LIVE_STATES else part & Q(finished_at__isnull=False)
+
+
+def _prefixed(field: str, term: str) -> Q:
+    """A range, and not LIKE, which folds case and so does without the index."""
+    return Q((f"{field}__gte", term), (f"{field}__lt", term + _LAST_CHARACTER))
+
+
+def _number(term: str) -> int | None:
+    return int(term) if term.isascii() and term.isdigit() and len(term) <= _MAX_DIGITS else None
+
+
+def search_condition(term: str) -> Q:
+    """A job's id, or the beginning of its queue's or outbox's name or of its unique key."""
+    found = _prefixed("queue", term) | _prefixed("queue", OUTBOX_PREFIX + term) | _prefixed("unique_key", term)
+    number = _number(term)
+    return found if number is None else found | Q(pk=number)
+
+
+@dataclass(frozen=True, slots=True)
+class Wanted:
+    """What the filters and the search ask for."""
+
+    state: str | None = None
+    queue: str | None = None
+    due: str | None = None
+    term: str = ""
+
+    @property
+    def everything(self) -> bool:
+        return self == _EVERYTHING
+
+    def condition(self, now: datetime) -> Q:
+        """The filters as one condition, without the search."""
+        condition = Q()
+        if self.state is not None:
+            condition &= Q(state=self.state)
+        if self.queue is not None:
+            condition &= Q(queue=self.queue)
+        if self.due in DUE:
+            condition &= Q(state=DUE[self.due][0]) & _due_condition(self.due, now)
+        return condition
+
+    def arms(self, now: datetime) -> list[Q]:
+        """The same and the search, as conditions that exclude each other; each has its index."""
+        parts = self._parts(now)
+        if not self.term:
+            return parts
+        queues = [_prefixed("queue", self.term), _prefixed("queue", OUTBOX_PREFIX + self.term)]
+        by_key = self.condition(now) & _prefixed("unique_key", self.term) & ~queues[0] & ~queues[1]
+        number = _number(self.term)
+        if number is None:
+            return [*(part & queue for part in parts for queue in queues), by_key]
+        others = [part & queue & ~Q(pk=number) for part in parts for queue in queues]
+        return [self.condition(now) & Q(pk=number), *others, by_key & ~Q(pk=number)]
+
+    def _parts(self, now: datetime) -> list[Q]:
+        states = [state for state in State if self.state in (None, state.value)]
+        if self.due not in DUE:
+            parts = [_part(state) for state in states]
+        else:
+            about, _ = DUE[self.due]
+            parts = [_part(about) & _due_condition(self.due, now)] if about in states else []
+        return parts if self.queue is None else [part & Q(queue=self.queue) for part in parts]
+
+
+_EVERYTHING = Wanted()
+
+
+if TYPE_CHECKING:
+    _JobPaginator = Paginator[Job]
+else:
+    _JobPaginator = Paginator
+
+
+class JobPaginator(_JobPaginator):
+    """Pages over the arms of what is wanted."""
+
+    def __init__(self, wanted: Wanted, jobs: QuerySet[Job], per_page: int, *, newest_first: bool) -> None:
+        super().__init__(jobs, per_page)
+        self._everything = wanted.everything
+        self._jobs = jobs
+        self._arms = wanted.arms(clock.now())
+        self._newest_first = newest_first
+
+    @cached_property
+    def count(self) -> int:
+        return self._union().count() if self._arms else 0
+
+    def page(self, number: Any) -> Page[Job]:
+        number = self.validate_number(number)
+        start = (number - 1) * self.per_page
+        return Page(self.rows(start, start + self.per_page), number, self)
+
+    def rows(self, start: int, stop: int) -> QuerySet[Job]:
+        """The rows of these places in the order, without what a list does not show."""
+        rows = self._jobs.filter(pk__in=self._ids(start, min(stop, self.count))).defer(*NOT_LISTED)
+        return rows.annotate(error_start=Substr("last_error", 1, 500)).order_by("-pk" if self._newest_first else "pk")
+
+    def _ids(self, start: int, stop: int) -> Sequence[int]:
+        if start >= stop:
+            return []
+        from_other_end = start > self.count - stop
+        if from_other_end:
+            start, stop = self.count - stop, self.count - start
+        descending = self._newest_first != from_other_end
+        if self._everything:
+            ids: QuerySet[Any, Any] = self._jobs.order_by("pk").values_list("pk", flat=True)
+        else:
+            ids = self._union().order_by("number")
+        return list((ids.reverse() if descending else ids)[start:stop])
+
+    def _union(self) -> QuerySet[Any, int]:
+        # A sum, so that no arm is answered by walking the table in the order of its ids.
+        first, *others = [
+            self._jobs.filter(arm).order_by().annotate(number=F("pk") + 0).values_list("number", flat=True)
+            for arm in self._arms
+        ]
+        return first.union(*others, all=True) if others else first
+
+
+class JobChangeList(ChangeList):
+    """Shows what `JobPaginator` finds, also where that is a single page."""
+
+    def get_results(self, request: HttpRequest) -> None:
+        super().get_results(request)
+        if self.show_all or not self.multi_page:
+            self.result_list = self.paginator.rows(0, self.result_count if self.can_show_all else self.list_per_page)
+
+
+class StateFilter(admin.SimpleListFilter):
+    title = "state"
+    parameter_name = "state"
+
+    def lookups(self, request: HttpRequest, model_admin: admin.ModelAdmin[Any]) -> Iterable[tuple[str, str]]:
+        return State.choices
+
+    def queryset(self, request: HttpRequest, queryset: QuerySet[Any]) -> QuerySet[Any]:
+        return queryset.filter(Wanted(state=self.value()).condition(clock.now()))
+
+
+class QueueFilter(admin.SimpleListFilter):
+    title = "queue"
+    parameter_name = "queue"
+
+    def lookups(self, request: HttpRequest, model_admin: admin.ModelAdmin[Any]) -> Iterable[tuple[str, str]]:
+        names = [stats.queue for stats in queue_stats(using=resolve_alias(None))][:MAX_QUEUES]
+        chosen = self.value()
+        if chosen is not None and chosen not in names:
+            names.append(chosen)
+        return [(name, queue_name(name)) for name in names]
+
+    def queryset(self, request: HttpRequest, queryset: QuerySet[Any]) -> QuerySet[Any]:
+        return queryset.filter(Wanted(queue=self.value()).condition(clock.now()))
+
+
+class DueFilter(admin.SimpleListFilter):
+    title = "due"
+    parameter_name = "due"
+
+    def lookups(self, request: HttpRequest, model_admin: admin.ModelAdmin[Any]) -> Iterable[tuple[str, str]]:
+        return [("now", "Due now"), ("delayed", "Delayed"), ("lapsed", "Lease lapsed")]
+
+    def queryset(self, request: HttpRequest, queryset: QuerySet[Any]) -> QuerySet[Any]:
+        return queryset.filter(Wanted(due=self.value()).condition(clock.now()))
+
+
+FILTERS = (StateFilter, QueueFilter, DueFilter)
