@@ -3,8 +3,8 @@
 from __future__ import annotations  # Django's classes take no type arguments when they run
 
 from collections import Counter
-from collections.abc import Callable, Iterator
-from typing import TYPE_CHECKING, Any, TypeVar, cast
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any, Generic, TypeVar, cast
 
 from django.contrib import admin, messages
 from django.contrib.admin.helpers import ACTION_CHECKBOX_NAME
@@ -18,17 +18,6 @@ from django_alkstore.exceptions import AlkstoreError, DuplicateJob
 
 M = TypeVar("M", bound=Model)
 
-if TYPE_CHECKING:
-    _ModelAdmin = admin.ModelAdmin
-else:
-
-    class _ModelAdmin(admin.ModelAdmin):
-        """As the type checker sees it, it takes the model as a parameter."""
-
-        def __class_getitem__(cls, model):
-            return cls
-
-
 BATCH = 100
 """Rows changed in one transaction: some milliseconds of the writer lock."""
 
@@ -37,13 +26,13 @@ _UNMATCHED = "no longer matched"
 _DUPLICATE = "with a live duplicate"
 
 
-class ReadOnlyAdmin(_ModelAdmin[M]):
+class ReadOnlyAdmin(admin.ModelAdmin, Generic[M]):  # type: ignore[type-arg]  # it has no parameter at run time
     """Looks, and acts through services only."""
 
     operate_permission = "change"
     """The model's permission that its actions need."""
-    shown_with = ("pk",)
-    """The fields that an action reads of a row."""
+    read_by_actions: Sequence[str] = ()
+    """The fields that the actions, and the log, read of a row."""
 
     actions_on_bottom = True
     show_full_result_count = False
@@ -84,7 +73,7 @@ class ReadOnlyAdmin(_ModelAdmin[M]):
 
     def _change_batch(self, alias: str, ids: list[Any], change: Callable[[M, str], object]) -> list[tuple[M, str]]:
         """Change these rows in one transaction. They are read under the writer lock, so nobody is in between."""
-        rows = self.model._default_manager.using(alias).filter(pk__in=ids).only(*self.shown_with).order_by("pk")
+        rows = self.model._default_manager.using(alias).filter(pk__in=ids).only(*self.read_by_actions).order_by("pk")
         return write_transaction(alias, lambda _: [(row, _attempt(change, row, alias)) for row in list(rows.all())])
 
     def _log(self, request: HttpRequest, rows: list[M], done: str) -> None:

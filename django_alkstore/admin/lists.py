@@ -14,8 +14,9 @@ from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
 from django.contrib import admin
+from django.contrib.admin.options import IncorrectLookupParameters
 from django.contrib.admin.views.main import ChangeList
-from django.core.paginator import Page, Paginator
+from django.core.paginator import InvalidPage, Page, Paginator
 from django.db.models import CharField, F, Func, Q, QuerySet
 from django.db.models.functions import Substr
 from django.http import HttpRequest
@@ -145,7 +146,7 @@ class JobPaginator(_JobPaginator):
     def count(self) -> int:
         return self._union().count() if self._arms else 0
 
-    def page(self, number: Any) -> Page[Job]:
+    def page(self, number: Any) -> "Page[Job]":
         number = self.validate_number(number)
         start = (number - 1) * self.per_page
         return Page(self.rows(start, start + self.per_page), number, self)
@@ -178,12 +179,27 @@ class JobPaginator(_JobPaginator):
 
 
 class JobChangeList(ChangeList):
-    """Shows what `JobPaginator` finds, also where that is a single page."""
+    """Counts and shows through a `JobPaginator`. The queryset, which asks the same, is what actions are given."""
 
     def get_results(self, request: HttpRequest) -> None:
-        super().get_results(request)
-        if self.show_all or not self.multi_page:
-            self.result_list = self.paginator.rows(0, self.result_count if self.can_show_all else self.list_per_page)
+        chosen = {spec.parameter_name: spec.value() for spec in self.filter_specs}
+        newest_first = self.queryset.query.order_by[0].startswith("-")
+        wanted = Wanted(**chosen, term=self.query.strip())
+        pages = JobPaginator(wanted, self.root_queryset, self.list_per_page, newest_first=newest_first)
+        self.paginator = pages
+        self.result_count = pages.count
+        self.full_result_count = None
+        self.show_full_result_count = False
+        self.show_admin_actions = pages.count > 0
+        self.can_show_all = pages.count <= self.list_max_show_all
+        self.multi_page = pages.count > self.list_per_page
+        if not self.multi_page or (self.show_all and self.can_show_all):
+            self.result_list = pages.rows(0, pages.count)
+            return
+        try:
+            self.result_list = pages.page(self.page_num).object_list
+        except InvalidPage:
+            raise IncorrectLookupParameters from None
 
 
 class StateFilter(admin.SimpleListFilter):

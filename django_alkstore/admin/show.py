@@ -35,17 +35,25 @@ def text(value: str | None) -> SafeString | str:
     return format_html("<bdi>{}</bdi>", value) if value else NOTHING
 
 
-def first_line(value: str | None) -> SafeString | str:
+def plain_first_line(value: str | None) -> str:
     lines = (value or "").strip().splitlines()
     if not lines:
         return NOTHING
     cut = len(lines) > 1 or len(lines[0]) > MAX_LINE
-    return text(lines[0][:MAX_LINE] + (" …" if cut else ""))
+    return lines[0][:MAX_LINE] + (" …" if cut else "")
+
+
+def first_line(value: str | None) -> SafeString | str:
+    return text(plain_first_line(value))
 
 
 def block(value: str) -> SafeString:
     """Text with its line breaks, in a box that scrolls."""
     return format_html('<pre class="alkstore-block" dir="auto">{}</pre>', value)
+
+
+def optional_block(value: str | None) -> SafeString | str:
+    return block(value) if value else NOTHING
 
 
 def queue_name(queue: str) -> str:
@@ -56,7 +64,7 @@ def queue_name(queue: str) -> str:
 
 def when(moment: datetime) -> str:
     """A moment in the project's time zone and date format, to the second, under either `USE_TZ`."""
-    local = timezone.localtime(moment)
+    local = moment.astimezone(timezone.get_current_timezone())
     return f"{date_format(local, 'DATE_FORMAT')}, {local:%H:%M:%S}"
 
 
@@ -73,11 +81,12 @@ def distance(moment: datetime, now: datetime) -> str:
     return f"{age(seconds)} ago" if seconds >= 0 else f"in {age(-seconds)}"
 
 
-def moment(value: datetime | None) -> SafeString | str:
+def moment(value: datetime | None, prefix: str = "") -> SafeString | str:
     if value is None:
         return NOTHING
     return format_html(
-        '<time datetime="{}">{}</time> <span class="alkstore-quiet">({})</span>',
+        '{} <time datetime="{}">{}</time> <span class="alkstore-quiet">({})</span>',
+        prefix,
         value.isoformat(),
         when(value),
         distance(value, clock.now()),

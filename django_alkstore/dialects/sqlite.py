@@ -247,6 +247,7 @@ class DataVersion:
 
     def close(self) -> None:
         self._wrapper.close()
+        self._raw.close()  # Django keeps a connection to a database in memory open
 
 
 class SQLiteOperations(Operations):
