@@ -2,7 +2,7 @@
 
 import threading
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from queue import SimpleQueue
 
@@ -37,8 +37,12 @@ class Threads:
     def __init__(self, count: int, ring: Callable[[], None]) -> None:
         self.count = count
         self._ring = ring
-        self._inbox: SimpleQueue[Run | None] = SimpleQueue()
         self._waiting: dict[Run, None] = {}
+        """What has been given and neither started nor withdrawn."""
+        self._inbox: deque[Run] = deque()
+        """The same in order."""
+        self._calls: SimpleQueue[bool] = SimpleQueue()
+        """`True` calls one sleeping thread, `False` ends one."""
         self._ended: deque[tuple[Run, Ending]] = deque()
         self.quiet = False
         """Set by the loop before it sleeps: only then does an ending ring."""
@@ -51,16 +55,26 @@ class Threads:
         for thread in self._threads:
             thread.start()
 
-    def give(self, run: Run) -> None:
-        self._waiting[run] = None
-        self._inbox.put(run)
+    def give(self, runs: Iterable[Run]) -> None:
+        for run in runs:
+            self._waiting[run] = None
+            self._inbox.append(run)
+        self._call_one()
 
-    def waiting(self) -> int:
-        return len(self._waiting)
+    def _call_one(self) -> None:
+        """Wake one thread, if any sleeps and there is something to start.
+
+        It wakes the next one itself, before it starts: waking costs more than a short handler, and one awake
+        thread ends several of those before another is there.
+        """
+        if self._inbox and self._calls.empty():
+            self._calls.put(True)
 
     def withdraw(self) -> list[Run]:
         """Take back what no thread has started."""
-        return [run for run in list(self._waiting) if self._take(run)]
+        withdrawn = [run for run in list(self._waiting) if self._take(run)]
+        self._inbox.clear()
+        return withdrawn
 
     def endings(self) -> list[tuple[Run, Ending]]:
         """What has ended since the last call."""
@@ -75,7 +89,7 @@ class Threads:
     def finish(self, patience: float) -> bool:
         """Let the free threads end; `False` where a handler still holds one."""
         for _ in self._threads:
-            self._inbox.put(None)
+            self._calls.put(False)
         deadline = clock.monotonic() + patience
         for thread in self._threads:
             thread.join(max(0.0, deadline - clock.monotonic()))
@@ -89,10 +103,21 @@ class Threads:
             return False
         return True
 
-    def _work(self) -> None:
-        while (run := self._inbox.get()) is not None:
-            if not self._take(run):
+    def _next(self) -> Run | None:
+        """The next run to start, once there is one; `None` at the end."""
+        while True:
+            try:
+                run = self._inbox.popleft()
+            except IndexError:
+                if not self._calls.get():
+                    return None
                 continue
+            self._call_one()
+            if self._take(run):
+                return run
+
+    def _work(self) -> None:
+        while (run := self._next()) is not None:
             run.started_at = clock.monotonic()
             signals.emit(signals.job_started, job=run.job)
             ending = perform(run.registration, run.job)

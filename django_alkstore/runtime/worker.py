@@ -272,11 +272,11 @@ class Worker:
 
     def _follow_up(self, work: Work, written: Written) -> None:
         now = clock.monotonic()
-        for job in written.claimed:
-            run = Run(job, self.registrations[job.queue], claimed_at=now)
+        claimed = [Run(job, self.registrations[job.queue], claimed_at=now) for job in written.claimed]
+        for run in claimed:
             self._set_renewal(run, now)
             self._runs[run] = None
-            self._threads.give(run)
+        self._threads.give(claimed)
         for row, error in written.broken:
             write_statement(self.alias, partial(bury_unreadable, row, error))
         for queue in written.drained:
