@@ -214,6 +214,10 @@ _MAX_ACKS = 100
 """Claims in one statement: three variables each, and SQLite's own limit was 999 for a long time."""
 
 
+BUSY = "busy"
+"""The version while another writes exclusively: unlike any number, so its end is news, and itself only once."""
+
+
 class DataVersion:
     """`PRAGMA data_version` on a connection of its own: it changes when any other connection has committed."""
 
@@ -239,7 +243,7 @@ class DataVersion:
         try:
             return self._raw.execute("PRAGMA data_version").fetchone()[0]
         except sqlite3.OperationalError:
-            return object()
+            return BUSY
 
     def watched_file(self) -> str | None:
         # As SQLite itself has it: the setting may be a URI. Empty for a database in memory.

@@ -46,6 +46,7 @@ class LockHandle:
         self.ttl = ttl
         self.owner = owner
         self.using = using
+        self._given_back = False
         self.token: int | None = None
         """The fencing token of the last acquisition, which grows with each one of any holder; `None` before."""
 
@@ -70,6 +71,7 @@ class LockHandle:
     def _keep(self, token: int) -> None:
         global _greatest_token  # noqa: PLW0603  tokens are the process's, whichever handle asks
         self.token = token
+        self._given_back = False
         _greatest_token = max(_greatest_token, token)
 
     def renew(self, ttl: Duration | None = None) -> bool:
@@ -89,7 +91,9 @@ class LockHandle:
         def free(db: Operations) -> int:
             return self._held(clock.now_us()).delete()[0]
 
-        return write_transaction(self.using, free) == 1
+        released = write_transaction(self.using, free) == 1
+        self._given_back = self._given_back or released
+        return released
 
     def _held(self, now: int) -> QuerySet[Lock]:
         # A token of 0 is nobody's: the database counts from 1.
@@ -106,6 +110,8 @@ class LockHandle:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
     ) -> None:
+        if self._given_back:
+            return
         try:
             released = self.release()
         except DatabaseError as failure:

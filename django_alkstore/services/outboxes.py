@@ -63,7 +63,7 @@ class Outbox:
         if not claimed:
             return False
         job = claimed[0]
-        deliver = delivery if callable(delivery) else delivery.deliver
+        deliver = delivery.deliver if hasattr(delivery, "deliver") else delivery
         try:
             run_to_end(deliver, job)
         except Exception as error:  # noqa: BLE001  whatever it is, it is this attempt's end

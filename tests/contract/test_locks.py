@@ -616,3 +616,18 @@ def test_f082_a_lock_lasts_its_ttl_across_daylight_saving_changes(
     assert caught.value.expires_at == clock.now() + timedelta(seconds=1)
     clock.advance(1)
     assert lock("report").acquire()
+
+
+def test_a_lock_that_its_own_block_has_released_is_not_lost(clock: ManualClock) -> None:
+    with lock("report") as held:
+        assert held.release() is True
+        assert held.release() is False
+        assert lock("report").acquire()
+
+
+def test_a_handle_can_be_entered_again_after_it_was_released(clock: ManualClock) -> None:
+    handle = lock("report")
+    with handle:
+        handle.release()
+    with pytest.raises(LockLost), handle:
+        clock.advance(60)

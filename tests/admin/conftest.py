@@ -1,0 +1,74 @@
+"""Somebody who is logged in to the admin."""
+
+from collections.abc import Callable, Iterable
+from typing import Any
+
+import pytest
+from django.contrib.auth.models import Permission, User
+from django.contrib.messages import get_messages
+from django.http import HttpResponse
+from django.test import Client
+from django.urls import reverse
+
+
+class Browser:
+    """A logged-in client that knows the admin's addresses. `model` is `job`, `schedule` or `lock`."""
+
+    def __init__(self, user: User) -> None:
+        self.user = user
+        self.client = Client()
+        self.client.force_login(user)
+
+    def get(self, model: str, **query: Any) -> HttpResponse:
+        return self.client.get(list_url(model), query)
+
+    def page(self, model: str, query: str = "", **params: Any) -> str:
+        """The list's text."""
+        response = self.client.get(list_url(model) + query, params or None)
+        assert response.status_code == 200
+        return response.content.decode()
+
+    def detail(self, model: str, pk: object) -> str:
+        response = self.client.get(reverse(f"admin:django_alkstore_{model}_change", args=[pk]))
+        assert response.status_code == 200
+        return response.content.decode()
+
+    def ids(self, **query: Any) -> list[int]:
+        """The jobs on a page of the list, in order."""
+        response = self.get("job", **query)
+        assert response.status_code == 200
+        return [job.pk for job in response.context_data["cl"].result_list]  # type: ignore[attr-defined]
+
+    def act(self, model: str, action: str, pks: Iterable[object], query: str = "", **more: Any) -> Any:
+        """Post an action as the list's form does; the response."""
+        data = {"action": action, "index": 0, "_selected_action": list(pks), **more}
+        return self.client.post(list_url(model) + query, data)
+
+    def said(self, model: str, action: str, pks: Iterable[object], query: str = "", **more: Any) -> str:
+        """Post an action; what it said."""
+        response = self.act(model, action, pks, query, **more)
+        assert response.status_code == 302
+        return " | ".join(str(message) for message in get_messages(response.wsgi_request))
+
+
+def list_url(model: str) -> str:
+    return reverse(f"admin:django_alkstore_{model}_changelist")
+
+
+@pytest.fixture
+def root(db: None) -> Browser:
+    return Browser(User.objects.create_superuser("root", password="root"))
+
+
+@pytest.fixture
+def staff(db: None) -> Callable[..., Browser]:
+    """Make a member of the staff with these permissions of the app: `staff("view_job")`."""
+
+    def make(*codenames: str) -> Browser:
+        user = User.objects.create_user("-".join(codenames) or "nobody", password="x", is_staff=True)
+        user.user_permissions.set(
+            Permission.objects.filter(content_type__app_label="django_alkstore", codename__in=codenames)
+        )
+        return Browser(user)
+
+    return make

@@ -1,0 +1,302 @@
+"""What the lists find, and what finding it costs."""
+
+from collections.abc import Callable, Iterator
+from datetime import timedelta
+from itertools import chain, product
+from typing import Any
+
+import pytest
+from django.db import connection
+from django.test import override_settings
+from django.test.utils import CaptureQueriesContext
+
+from django_alkstore.clock import ManualClock
+from django_alkstore.models import Job, Lock, Schedule
+from django_alkstore.services import (
+    cancel,
+    claim_batch,
+    enqueue,
+    enqueue_many,
+    lock,
+    outbox,
+    pause_schedule,
+    schedule,
+)
+from tests.admin.conftest import Browser
+
+pytestmark = pytest.mark.django_db
+
+
+@pytest.fixture
+def crowd(clock: ManualClock) -> list[int]:
+    """Jobs in every state, in queues and an outbox; one lease has lapsed."""
+    for queue in ("mail", "mailer", "reports"):
+        enqueue_many(queue, range(12))
+        handles = claim_batch(queue, "w", limit=6)
+        handles[0].ack()
+        handles[1].fail("ValueError: no")
+        handles[2].fail("KeyError: 'x'")
+        cancel(handles[3].id)
+        enqueue_many(queue, range(2), delay=900)
+        enqueue(queue, None, unique_key="order-1")
+    clock.advance(400)
+    claim_batch("mail", "w", limit=1)
+    outbox("mail").enqueue({"n": 1})
+    return list(Job.objects.order_by("-pk").values_list("pk", flat=True))
+
+
+def test_the_newest_come_first(root: Browser, crowd: list[int]) -> None:
+    assert root.ids() == crowd
+    assert root.ids(o="1") == crowd[::-1]
+
+
+def test_the_columns(root: Browser, clock: ManualClock) -> None:
+    enqueue("mail", None, max_attempts=3)
+    clock.advance(125)
+    [handle] = claim_batch("mail", "w")
+    handle.fail("ValueError: no such address\nsecond line")
+    page = root.page("job")
+    assert '<span class="alkstore-badge alkstore-dead">Dead</span>' in page
+    assert "1 / 3" in page
+    assert "2\N{NO-BREAK SPACE}min" in page
+    assert "ValueError: no such address …" in page
+    assert "second line" not in page
+    assert "March 1, 2026, 13:02:05" in page  # the project's zone is Paris
+
+
+@pytest.mark.parametrize("state", ["pending", "processing", "completed", "dead", "cancelled", "nonsense"])
+def test_the_filter_by_state(root: Browser, crowd: list[int], state: str) -> None:
+    expected = Job.objects.filter(state=state).order_by("-pk").values_list("pk", flat=True)
+    assert root.ids(state=state) == list(expected)
+
+
+def test_the_filter_by_queue_offers_every_queue_that_holds_a_job(root: Browser, crowd: list[int]) -> None:
+    Job.objects.filter(queue="reports").update(
+        state="dead", finished_at=Job.objects.earliest("pk").created_at, worker_id=None, lease_expires_at=None
+    )
+    page = root.page("job")
+    for name in ("mail", "mailer", "reports", "__alkstore_outbox%3Amail"):
+        assert f"?queue={name}" in page
+    assert "outbox mail" in page
+    assert root.ids(queue="mailer") == list(
+        Job.objects.filter(queue="mailer").order_by("-pk").values_list("pk", flat=True)
+    )
+
+
+def test_the_filter_by_due(root: Browser, crowd: list[int], clock: ManualClock) -> None:
+    now = clock.now()
+    assert root.ids(due="now") == list(Job.objects.due(now).order_by("-pk").values_list("pk", flat=True))
+    assert len(root.ids(due="delayed")) == 6
+    lapsed = Job.objects.filter(state="processing", lease_expires_at__lte=now).order_by("-pk")
+    assert root.ids(due="lapsed") == list(lapsed.values_list("pk", flat=True)) != []
+
+
+def test_the_search_is_by_id_queue_outbox_and_unique_key(root: Browser, crowd: list[int]) -> None:
+    assert root.ids(q=str(crowd[3])) == [crowd[3]]
+    assert set(root.ids(q="mail")) == set(Job.objects.filter(queue__contains="mail").values_list("pk", flat=True))
+    assert len(root.ids(q="order-1")) == len(root.ids(q="order-")) == 3
+    assert root.ids(q=" order-1 ") == root.ids(q="order-1")
+    for nothing in ("rder-1", "ORDER-1", "order-2", "%", "_", "9" * 40, "٣", "<script>"):
+        assert root.ids(q=nothing) == []
+
+
+def test_the_search_finds_finished_jobs_by_their_unique_key(root: Browser) -> None:
+    job_id = enqueue("mail", None, unique_key="order-7").id
+    claim_batch("mail", "w")[0].fail("no")
+    assert root.ids(q="order-7") == [job_id]
+
+
+def test_a_job_that_matches_in_several_ways_is_found_once(root: Browser) -> None:
+    job_id = enqueue("1", None).id
+    Job.objects.filter(pk=job_id).update(queue=str(job_id), unique_key=str(job_id))
+    response: Any = root.get("job", q=str(job_id))
+    assert response.context_data["cl"].result_count == 1
+    assert root.ids(q=str(job_id)) == [job_id]
+
+
+def test_the_list_shows_what_select_all_takes(root: Browser, crowd: list[int]) -> None:
+    """The page is found by one way and the actions' rows by another: they must agree."""
+    states = [None, "pending", "processing", "completed", "dead", "cancelled", "nonsense"]
+    queues = [None, "mail", "__alkstore_outbox:mail", "absent"]
+    terms = [None, "mail", "order", str(crowd[3])]
+    for state, queue, due, term in product(states, queues, [None, "now", "delayed", "lapsed", "nonsense"], terms):
+        query = {"state": state, "queue": queue, "due": due, "q": term}
+        response: Any = root.get("job", **{key: value for key, value in query.items() if value is not None})
+        shown = response.context_data["cl"]
+        assert [job.pk for job in shown.result_list] == [job.pk for job in shown.queryset], query
+        assert shown.result_count == len(shown.result_list), query
+
+
+def test_pages(root: Browser) -> None:
+    ids = enqueue_many("mail", range(350))[::-1]
+    enqueue_many("other", range(10), delay=900)
+    pages = [root.ids(queue="mail", p=page) for page in (1, 2, 3, 4)]
+    assert [len(page) for page in pages] == [100, 100, 100, 50]
+    assert [*chain(*pages)] == ids
+    upwards = [root.ids(queue="mail", p=page, o="1") for page in (1, 2, 3, 4)]
+    assert [*chain(*upwards)] == ids[::-1]
+    everything = [*chain(*(root.ids(p=page) for page in (1, 2, 3, 4)))]
+    assert everything == list(Job.objects.order_by("-pk").values_list("pk", flat=True))
+    assert len(root.ids(state="pending", due="delayed", all="")) == 10
+    assert root.get("job", p=99).status_code == 302
+
+
+def test_any_other_filter_in_the_address_is_refused(root: Browser) -> None:
+    assert root.get("job", last_error__contains="x").status_code == 400
+
+
+def test_what_no_column_holds_is_answered(root: Browser) -> None:
+    for query in ({"q": "a\x00b"}, {"queue": "\x00"}, {"p": "x"}, {"state": ""}, {"q": "é" * 3000}):
+        assert root.get("job", **query).status_code == 200
+    for pk in ("0", "-1", "9" * 40, "x", "1_2F"):
+        response = root.client.get(f"/admin/django_alkstore/job/{pk}/change/")
+        assert response.status_code == 302
+
+
+@pytest.mark.parametrize("model", ["job", "schedule", "lock"])
+def test_an_empty_database(root: Browser, model: str) -> None:
+    assert f"0 {model}s" in root.page(model)
+    assert root.page(model, q="x", **({"state": "dead", "due": "now", "queue": "mail"} if model == "job" else {}))
+
+
+def test_schedules(root: Browser, clock: ManualClock) -> None:
+    schedule("nightly", "@every 1d", "mail")
+    schedule("off", "@every 1h", "reports")
+    pause_schedule("off")
+    page = root.page("schedule")
+    for shown in ("nightly", "@every 1d", ">On<", ">Paused<", "March 2, 2026, 13:00:00", "in 24\N{NO-BREAK SPACE}h"):
+        assert shown in page
+    assert "off" not in root.page("schedule", enabled__exact="1").split("result_list")[1].split("</table>")[0]
+
+
+def test_locks(root: Browser, clock: ManualClock) -> None:
+    lock("held", ttl=600, owner="somebody").acquire()
+    lock("lapsed", ttl=10).acquire()
+    clock.advance(60)
+    page = root.page("lock")
+    for shown in ("somebody", ">Held<", ">Lapsed<", "1\N{NO-BREAK SPACE}min", "March 1, 2026, 13:10:00"):
+        assert shown in page
+    assert str(Lock.objects.get(name="held").token) in page
+
+
+@pytest.fixture
+def without_zones() -> Iterator[None]:
+    with override_settings(USE_TZ=False):
+        yield
+
+
+def test_without_use_tz_moments_are_in_the_projects_zone_too(
+    without_zones: None, root: Browser, clock: ManualClock
+) -> None:
+    job = enqueue("mail", None, delay=90)
+    assert "March 1, 2026, 13:01:30" in root.page("job")
+    page = root.detail("job", job.id)
+    assert "Not due until March 1, 2026, 13:01:30." in page
+    schedule("nightly", "@every 1d", "mail")
+    assert "March 2, 2026, 13:00:00" in root.page("schedule")
+
+
+# Cost
+
+
+def queries_of(work: Callable[[], Any]) -> list[str]:
+    with CaptureQueriesContext(connection) as captured:
+        work()
+    return [query["sql"] for query in captured]
+
+
+def fill(count: int) -> None:
+    enqueue_many("mail", range(count))
+    for number in range(count):
+        schedule(f"s{number}", "@every 1h", "mail")
+        lock(f"l{number}", ttl=600).acquire()
+
+
+@pytest.mark.parametrize("model", ["job", "schedule", "lock"])
+def test_f122_the_queries_of_a_list_do_not_grow_with_its_rows(staff: Callable[..., Browser], model: str) -> None:
+    user = staff("view_job", "change_job", "view_schedule", "change_schedule", "view_lock", "delete_lock")
+    fill(100)
+    user.page(model)
+    hundred = queries_of(lambda: user.page(model, all=""))
+    fill_more(model)
+    two_hundred = queries_of(lambda: user.page(model, all=""))
+    assert len(two_hundred) == len(hundred) <= 10
+
+
+def fill_more(model: str) -> None:
+    for number in range(100, 200):
+        if model == "job":
+            enqueue("mail", number)
+        elif model == "schedule":
+            schedule(f"s{number}", "@every 1h", "mail")
+        else:
+            lock(f"l{number}", ttl=600).acquire()
+
+
+@pytest.mark.parametrize("query", [{}, {"state": "dead"}, {"queue": "mail"}, {"due": "lapsed"}, {"q": "mail"}])
+def test_f013_a_list_only_reads_and_reads_no_payload(root: Browser, crowd: list[int], query: dict[str, str]) -> None:
+    root.page("job")
+    for sql in queries_of(lambda: root.page("job", **query)):
+        assert sql.lstrip().startswith(("SELECT", "SAVEPOINT", "RELEASE")), sql
+        assert '"payload"' not in sql
+        assert '"errors"' not in sql
+
+
+@pytest.mark.parametrize("model", ["schedule", "lock"])
+def test_f013_the_other_lists_and_the_pages_only_read(root: Browser, crowd: list[int], model: str) -> None:
+    schedule("nightly", "@every 1h", "mail")
+    lock("report").acquire()
+    pk = (Schedule if model == "schedule" else Lock).objects.get().pk
+    root.page(model)
+    for work in (lambda: root.page(model), lambda: root.detail(model, pk), lambda: root.detail("job", crowd[0])):
+        for sql in queries_of(work):
+            assert sql.lstrip().startswith(("SELECT", "SAVEPOINT", "RELEASE")), sql
+
+
+BY_INDEX: list[dict[str, str]] = [
+    {"state": "pending"},
+    {"state": "processing"},
+    {"state": "dead"},
+    {"state": "completed", "p": "2"},
+    {"queue": "mail"},
+    {"queue": "mail", "state": "cancelled"},
+    {"due": "now"},
+    {"due": "delayed"},
+    {"due": "lapsed"},
+    {"due": "now", "queue": "mail"},
+]
+
+
+@pytest.mark.parametrize("analysed", [False, True], ids=["fresh", "analysed"])
+@pytest.mark.parametrize("query", BY_INDEX, ids=str)
+def test_f123_no_filter_walks_the_table(root: Browser, query: dict[str, str], analysed: bool) -> None:
+    big_crowd()
+    with connection.cursor() as cursor:
+        if analysed:
+            cursor.execute("ANALYZE")
+        sent = queries_of(lambda: root.page("job", **query))
+        for sql in sent:
+            if '"django_alkstore_job"' in sql:
+                cursor.execute(f"EXPLAIN QUERY PLAN {sql}")
+                for step in (row[3] for row in cursor.fetchall()):
+                    assert not (step.startswith("SCAN django_alkstore_job") and "INDEX" not in step), (step, sql)
+        if analysed:
+            cursor.execute("DELETE FROM sqlite_stat1")
+            cursor.execute("ANALYZE sqlite_master")
+
+
+def big_crowd() -> None:
+    ids = enqueue_many("mail", range(600))
+    now = Job.objects.earliest("pk").created_at
+    for state, some in (("completed", ids[:250]), ("dead", ids[250:400]), ("cancelled", ids[400:420])):
+        Job.objects.filter(pk__in=some).update(state=state, finished_at=now)
+    leased = Job.objects.filter(pk__in=ids[420:430])
+    leased.update(state="processing", worker_id="w", lease_expires_at=now - timedelta(seconds=1))
+
+
+def test_f123_without_a_filter_the_table_is_read_from_the_nearer_end(root: Browser) -> None:
+    big_crowd()
+    for page, offset in ((1, None), (2, "OFFSET 100"), (6, None)):
+        [ids] = [sql for sql in queries_of(lambda p=page: root.page("job", p=p)) if "ORDER BY 1" in sql]
+        assert "LIMIT 100" in ids
+        assert ("OFFSET" in ids) == (offset is not None)
