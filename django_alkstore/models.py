@@ -39,6 +39,20 @@ class JobQuerySet(models.QuerySet["Job"]):
         return self.filter(state=State.PENDING, run_at__lte=now)
 
 
+_LEASED = Q(lease_expires_at__isnull=False, worker_id__isnull=False)
+_NOT_LEASED = Q(lease_expires_at__isnull=True, worker_id__isnull=True)
+_FINISHED = Q(finished_at__isnull=False) & _NOT_LEASED
+# A lease exactly while processing, an end exactly once finished. In ORs, the state of an insert first: SQLite builds a
+# table for an IN each time, which was a third of an insert's cost.
+_WELL_FORMED = (
+    (Q(state=State.PENDING, finished_at__isnull=True) & _NOT_LEASED)
+    | (Q(state=State.PROCESSING, finished_at__isnull=True) & _LEASED)
+    | (Q(state=State.COMPLETED) & _FINISHED)
+    | (Q(state=State.DEAD) & _FINISHED)
+    | (Q(state=State.CANCELLED) & _FINISHED)
+)
+
+
 class Job(models.Model):
     """One piece of work, for its whole life. Durations are in seconds."""
 
@@ -68,17 +82,7 @@ class Job(models.Model):
 
     class Meta(TypedModelMeta):
         constraints = [
-            CheckConstraint(condition=Q(state__in=[*LIVE_STATES, *FINISHED_STATES]), name="alkstore_job_state"),
-            CheckConstraint(
-                condition=Q(state=State.PROCESSING, lease_expires_at__isnull=False, worker_id__isnull=False)
-                | (~Q(state=State.PROCESSING) & Q(lease_expires_at__isnull=True, worker_id__isnull=True)),
-                name="alkstore_job_leased_while_processing",
-            ),
-            CheckConstraint(
-                condition=Q(state__in=FINISHED_STATES, finished_at__isnull=False)
-                | Q(state__in=LIVE_STATES, finished_at__isnull=True),
-                name="alkstore_job_finished_at_when_finished",
-            ),
+            CheckConstraint(condition=_WELL_FORMED, name="alkstore_job_state"),
             CheckConstraint(condition=Q(max_attempts__gte=1), name="alkstore_job_max_attempts"),
             UniqueConstraint(
                 fields=["queue", "unique_key"],

@@ -38,6 +38,9 @@ class ReadOnlyAdmin(admin.ModelAdmin, Generic[M]):  # type: ignore[type-arg]  # 
     show_full_result_count = False
     show_facets = admin.ShowFacets.NEVER  # each facet would count the table
 
+    class Media:
+        css = {"all": ("django_alkstore/admin.css",)}
+
     def get_queryset(self, request: HttpRequest) -> QuerySet[M]:
         return super().get_queryset(request).using(resolve_alias(None))
 

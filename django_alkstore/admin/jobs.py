@@ -18,43 +18,6 @@ from django_alkstore.names import describe_queue
 from django_alkstore.registry import registrations
 
 
-@admin.display(description="state")
-def state(job: Job) -> SafeString:
-    return show.badge(job.state, job.get_state_display())
-
-
-@admin.display(description="attempts")
-def attempts(job: Job) -> str:
-    return f"{job.attempts} / {job.max_attempts}"
-
-
-@admin.display(description="due or finished")
-def due_or_finished(job: Job) -> SafeString | str:
-    if job.state == State.PROCESSING:
-        return show.moment(job.lease_expires_at, "leased until")
-    return show.moment(job.run_at if job.finished_at is None else job.finished_at)
-
-
-@admin.display(description="age")
-def age(job: Job) -> str:
-    return show.age((clock.now() - job.created_at).total_seconds())
-
-
-@admin.display(description="last error")
-def last_error_line(job: Job) -> SafeString | str:
-    return show.first_line(getattr(job, "error_start", job.last_error))
-
-
-@admin.display(description="what it waits for")
-def explanation(job: Job) -> SafeString | str:
-    return show.text(explain(job, clock.now()))
-
-
-@admin.display(description="payload")
-def payload(job: Job) -> SafeString:
-    return show.json_block(show.stored_text(job, "payload"))
-
-
 def explain(job: Job, now: datetime) -> str:
     """Why the job has not run, or what became of it, in a sentence."""
     match job.state:
@@ -98,66 +61,61 @@ def _when(moment: datetime | None) -> str:
     return show.NOTHING if moment is None else show.when(moment)
 
 
-_LINES = {
-    name: show.column(name, label, shown)
-    for name, label, shown in (
-        ("queue", "queue", show.queue_name),
-        ("created_at", "created", show.moment),
-        ("run_at", "due", show.moment),
-        ("worker_id", "worker", show.text),
-        ("lease_expires_at", "leased until", show.moment),
-        ("expires_at", "expires", show.moment),
-        ("finished_at", "finished", show.moment),
-        ("unique_key", "unique key", show.text),
-        ("schedule", "schedule", show.text),
-        ("fire_at", "boundary", show.moment),
-        ("errors", "failed attempts", show.failures),
-    )
-}
-
-
 @admin.register(Job)
 class JobAdmin(ReadOnlyAdmin[Job]):
-    list_display = ("id", _LINES["queue"], state, attempts, due_or_finished, age, last_error_line)
+    list_display = ("id", "queue_name", "badge", "tries", "due_or_finished", "age", "error_line")
     list_filter = FILTERS
     search_fields = ("id", "queue", "unique_key")
-    search_help_text = "A job's id, or the beginning of a queue's name or of a unique key."
+    search_help_text = "A job's id, or the beginning of the name of a queue or outbox, or of a unique key."
     ordering = ("-id",)
     read_by_actions = ("queue",)
     actions = ("requeue", "cancel", "run_now")
     fieldsets = (
-        (
-            None,
-            {
-                "fields": (
-                    explanation,
-                    state,
-                    _LINES["queue"],
-                    attempts,
-                    *map(
-                        _LINES.__getitem__,
-                        ("created_at", "run_at", "worker_id", "lease_expires_at", "expires_at", "finished_at"),
-                    ),
-                )
-            },
-        ),
-        ("Payload", {"fields": (payload,)}),
-        ("Failed attempts", {"fields": (_LINES["errors"],)}),
-        (
-            "Options",
-            {
-                "fields": (
-                    "priority",
-                    "visibility_timeout",
-                    "backoff_base",
-                    _LINES["unique_key"],
-                    _LINES["schedule"],
-                    _LINES["fire_at"],
-                    "fence",
-                )
-            },
-        ),
+        (None, {"fields": ("explanation", ("badge", "queue_name", "tries"))}),
+        ("Payload", {"fields": ("payload_json",)}),
+        ("Failed attempts", {"fields": ("failures",)}),
+        ("Moments", {"fields": (("created", "due", "finished"), ("worker", "leased_until", "expires"))}),
+        ("Options", {"fields": (("priority", "visibility_timeout", "backoff_base"), ("key", "fired_by", "boundary"))}),
     )
+
+    queue_name = show.column("queue", "queue", show.queue_name)
+    created = show.column("created_at", "created", show.moment)
+    due = show.column("run_at", "due", show.moment)
+    worker = show.column("worker_id", "worker", show.text)
+    leased_until = show.column("lease_expires_at", "leased until", show.moment)
+    expires = show.column("expires_at", "expires", show.moment)
+    finished = show.column("finished_at", "finished", show.moment)
+    key = show.column("unique_key", "unique key", show.text)
+    fired_by = show.column("schedule", "schedule", show.text)
+    boundary = show.column("fire_at", "boundary", show.moment)
+    failures = show.column("errors", "attempts", show.failures)
+    error_line = show.column("error_start", "last error", show.first_line)
+
+    @admin.display(description="state")
+    def badge(self, job: Job) -> SafeString:
+        return show.badge(job.state, job.get_state_display())
+
+    @admin.display(description="attempts")
+    def tries(self, job: Job) -> str:
+        return f"{job.attempts} / {job.max_attempts}"
+
+    @admin.display(description="due or finished")
+    def due_or_finished(self, job: Job) -> SafeString | str:
+        if job.state == State.PROCESSING:
+            return show.moment(job.lease_expires_at, "leased until")
+        return show.moment(job.run_at if job.finished_at is None else job.finished_at)
+
+    @admin.display(description="age")
+    def age(self, job: Job) -> str:
+        return show.age((clock.now() - job.created_at).total_seconds())
+
+    @admin.display(description="in short")
+    def explanation(self, job: Job) -> SafeString | str:
+        return show.text(explain(job, clock.now()))
+
+    @admin.display(description="JSON")
+    def payload_json(self, job: Job) -> SafeString:
+        return show.json_block(show.stored_bytes(job, "payload"))
 
     def get_queryset(self, request: HttpRequest) -> QuerySet[Job]:
         return super().get_queryset(request).defer(*NOT_LISTED)

@@ -23,10 +23,9 @@ from django.http import HttpRequest
 
 from django_alkstore import clock
 from django_alkstore.admin.show import queue_name
-from django_alkstore.dialects.transactions import resolve_alias
+from django_alkstore.dialects.transactions import read, resolve_alias
 from django_alkstore.models import LIVE_STATES, Job, State
 from django_alkstore.names import OUTBOX_PREFIX
-from django_alkstore.services import queue_stats
 
 MAX_QUEUES = 100
 """Queues offered by the filter. Others are found by the search."""
@@ -69,9 +68,13 @@ def _number(term: str) -> int | None:
     return int(term) if term.isascii() and term.isdigit() and len(term) <= _MAX_DIGITS else None
 
 
+def _named(term: str) -> Q:
+    return _prefixed("queue", term) | _prefixed("queue", OUTBOX_PREFIX + term)
+
+
 def search_condition(term: str) -> Q:
     """A job's id, or the beginning of its queue's or outbox's name or of its unique key."""
-    found = _prefixed("queue", term) | _prefixed("queue", OUTBOX_PREFIX + term) | _prefixed("unique_key", term)
+    found = _named(term) | _prefixed("unique_key", term)
     number = _number(term)
     return found if number is None else found | Q(pk=number)
 
@@ -105,13 +108,11 @@ class Wanted:
         parts = self._parts(now)
         if not self.term:
             return parts
-        queues = [_prefixed("queue", self.term), _prefixed("queue", OUTBOX_PREFIX + self.term)]
-        by_key = self.condition(now) & _prefixed("unique_key", self.term) & ~queues[0] & ~queues[1]
-        number = _number(self.term)
+        named, number = _named(self.term), _number(self.term)
+        arms = [*(part & named for part in parts), self.condition(now) & _prefixed("unique_key", self.term) & ~named]
         if number is None:
-            return [*(part & queue for part in parts for queue in queues), by_key]
-        others = [part & queue & ~Q(pk=number) for part in parts for queue in queues]
-        return [self.condition(now) & Q(pk=number), *others, by_key & ~Q(pk=number)]
+            return arms
+        return [self.condition(now) & Q(pk=number), *(arm & ~Q(pk=number) for arm in arms)]
 
     def _parts(self, now: datetime) -> list[Q]:
         states = [state for state in State if self.state in (None, state.value)]
@@ -146,7 +147,7 @@ class JobPaginator(_JobPaginator):
     def count(self) -> int:
         return self._union().count() if self._arms else 0
 
-    def page(self, number: Any) -> "Page[Job]":
+    def page(self, number: Any) -> "Page[Job]":  # noqa: UP037  nor has a page
         number = self.validate_number(number)
         start = (number - 1) * self.per_page
         return Page(self.rows(start, start + self.per_page), number, self)
@@ -182,7 +183,9 @@ class JobChangeList(ChangeList):
     """Counts and shows through a `JobPaginator`. The queryset, which asks the same, is what actions are given."""
 
     def get_results(self, request: HttpRequest) -> None:
-        chosen = {spec.parameter_name: spec.value() for spec in self.filter_specs}
+        chosen: dict[str, Any] = {
+            spec.parameter_name: spec.value() for spec in self.filter_specs if isinstance(spec, _Filter)
+        }
         newest_first = self.queryset.query.order_by[0].startswith("-")
         wanted = Wanted(**chosen, term=self.query.strip())
         pages = JobPaginator(wanted, self.root_queryset, self.list_per_page, newest_first=newest_first)
@@ -202,41 +205,45 @@ class JobChangeList(ChangeList):
             raise IncorrectLookupParameters from None
 
 
-class StateFilter(admin.SimpleListFilter):
-    title = "state"
-    parameter_name = "state"
+class _Filter(admin.SimpleListFilter):
+    """One field of `Wanted`, which is its parameter's name."""
 
-    def lookups(self, request: HttpRequest, model_admin: admin.ModelAdmin[Any]) -> Iterable[tuple[str, str]]:
-        return State.choices
+    parameter_name: str
 
     def queryset(self, request: HttpRequest, queryset: QuerySet[Any]) -> QuerySet[Any]:
-        return queryset.filter(Wanted(state=self.value()).condition(clock.now()))
+        chosen: dict[str, Any] = {self.parameter_name: self.value()}
+        return queryset.filter(Wanted(**chosen).condition(clock.now()))
 
 
-class QueueFilter(admin.SimpleListFilter):
-    title = "queue"
-    parameter_name = "queue"
+class StateFilter(_Filter):
+    title = parameter_name = "state"
 
-    def lookups(self, request: HttpRequest, model_admin: admin.ModelAdmin[Any]) -> Iterable[tuple[str, str]]:
-        names = [stats.queue for stats in queue_stats(using=resolve_alias(None))][:MAX_QUEUES]
+    def lookups(self, request: HttpRequest, model_admin: Any) -> Iterable[tuple[str, str]]:
+        return State.choices
+
+
+class QueueFilter(_Filter):
+    title = parameter_name = "queue"
+
+    def lookups(self, request: HttpRequest, model_admin: Any) -> Iterable[tuple[str, str]]:
+        names = _queue_names(resolve_alias(None))[:MAX_QUEUES]
         chosen = self.value()
         if chosen is not None and chosen not in names:
             names.append(chosen)
         return [(name, queue_name(name)) for name in names]
 
-    def queryset(self, request: HttpRequest, queryset: QuerySet[Any]) -> QuerySet[Any]:
-        return queryset.filter(Wanted(queue=self.value()).condition(clock.now()))
+
+def _queue_names(alias: str) -> list[str]:
+    """Every queue that holds a job. `queue_stats` knows them too, but counts."""
+    finished = Job.objects.using(alias).filter(finished_at__isnull=False).values_list("queue", flat=True).distinct()
+    return sorted({*read(alias, lambda db: db.live_queues()), *finished}, key=queue_name)
 
 
-class DueFilter(admin.SimpleListFilter):
-    title = "due"
-    parameter_name = "due"
+class DueFilter(_Filter):
+    title = parameter_name = "due"
 
-    def lookups(self, request: HttpRequest, model_admin: admin.ModelAdmin[Any]) -> Iterable[tuple[str, str]]:
+    def lookups(self, request: HttpRequest, model_admin: Any) -> Iterable[tuple[str, str]]:
         return [("now", "Due now"), ("delayed", "Delayed"), ("lapsed", "Lease lapsed")]
-
-    def queryset(self, request: HttpRequest, queryset: QuerySet[Any]) -> QuerySet[Any]:
-        return queryset.filter(Wanted(due=self.value()).condition(clock.now()))
 
 
 FILTERS = (StateFilter, QueueFilter, DueFilter)

@@ -11,32 +11,29 @@ from django_alkstore.admin.base import ReadOnlyAdmin
 from django_alkstore.models import Lock
 
 
-@admin.display(description="state")
-def state(lock: Lock) -> SafeString:
-    held = lock.expires_at > clock.now()
-    return show.badge("held", "Held") if held else show.badge("lapsed", "Lapsed")
-
-
-@admin.display(description="age")
-def age(lock: Lock) -> str:
-    return show.age((clock.now() - lock.acquired_at).total_seconds())
-
-
-name = show.column("name", "name", show.text)
-holder = show.column("owner", "holder", show.text)
-acquired = show.column("acquired_at", "acquired", show.moment)
-expires = show.column("expires_at", "expires", show.moment)
-
-
 @admin.register(Lock)
 class LockAdmin(ReadOnlyAdmin[Lock]):
-    list_display = (name, state, holder, "token", age, expires)
+    list_display = ("title", "badge", "holder", "token", "age", "expires")
     search_fields = ("name", "owner")
     ordering = ("name",)
     operate_permission = "delete"  # which is what becomes of the row
     read_by_actions = ("name",)
     actions = ("force_release",)
-    fieldsets = ((None, {"fields": (name, state, holder, "token", acquired, expires)}),)
+    fieldsets = ((None, {"fields": (("title", "badge"), ("holder", "token"), ("acquired", "expires"))}),)
+
+    title = show.column("name", "name", show.text)
+    holder = show.column("owner", "holder", show.text)
+    acquired = show.column("acquired_at", "acquired", show.moment)
+    expires = show.column("expires_at", "expires", show.moment)
+
+    @admin.display(description="state")
+    def badge(self, lock: Lock) -> SafeString:
+        held = lock.expires_at > clock.now()
+        return show.badge("held", "Held") if held else show.badge("lapsed", "Lapsed")
+
+    @admin.display(description="age")
+    def age(self, lock: Lock) -> str:
+        return show.age((clock.now() - lock.acquired_at).total_seconds())
 
     @admin.action(description="Release by force, whoever holds it", permissions=["operate"])
     def force_release(self, request: HttpRequest, queryset: QuerySet[Lock]) -> None:

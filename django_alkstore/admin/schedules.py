@@ -11,46 +11,43 @@ from django_alkstore.admin.base import ReadOnlyAdmin
 from django_alkstore.models import Schedule
 
 
-@admin.display(description="state")
-def state(schedule: Schedule) -> SafeString:
-    if schedule.enabled:
-        return show.badge("on", "On")
-    return show.badge("broken", "Broken") if schedule.last_error else show.badge("paused", "Paused")
-
-
-@admin.display(description="next fire")
-def next_fire(schedule: Schedule) -> SafeString | str:
-    return show.moment(schedule.next_fire_at) if schedule.enabled else show.NOTHING
-
-
-@admin.display(description="payload")
-def payload(schedule: Schedule) -> SafeString:
-    return show.json_block(show.stored_text(schedule, "payload"))
-
-
-name = show.column("name", "name", show.text)
-spec = show.column("spec", "spec", show.text)
-queue = show.column("queue", "queue", show.queue_name)
-last_fire = show.column("last_fire_at", "last fire", show.moment)
-last_error_line = show.column("last_error", "last error", show.first_line)
-last_error = show.column("last_error", "last error", show.optional_block)
-created = show.column("created_at", "declared", show.moment)
-updated = show.column("updated_at", "changed", show.moment)
-
-
 @admin.register(Schedule)
 class ScheduleAdmin(ReadOnlyAdmin[Schedule]):
-    list_display = (name, spec, queue, state, next_fire, last_fire, last_error_line)
+    list_display = ("title", "grammar", "target", "badge", "next_fire", "last_fire", "error_line")
     list_filter = ("enabled",)
     search_fields = ("name", "queue")
     ordering = ("name",)
     read_by_actions = ("name",)
     actions = ("pause", "resume", "fire_now")
     fieldsets = (
-        (None, {"fields": (name, spec, queue, state, next_fire, last_fire, last_error, created, updated)}),
-        ("Payload", {"fields": (payload,)}),
-        ("Options", {"fields": ("priority", "max_attempts", "visibility_timeout", "backoff_base", "expires_in")}),
+        (None, {"fields": (("title", "grammar", "target"), ("badge", "next_fire", "last_fire"), "error")}),
+        ("Payload", {"fields": ("payload_json",)}),
+        ("Options", {"fields": (("priority", "max_attempts"), ("visibility_timeout", "backoff_base", "expires_in"))}),
+        ("Moments", {"fields": (("declared", "changed"),)}),
     )
+
+    title = show.column("name", "name", show.text)
+    grammar = show.column("spec", "spec", show.text)
+    target = show.column("queue", "queue", show.queue_name)
+    last_fire = show.column("last_fire_at", "last fire", show.moment)
+    error_line = show.column("last_error", "last error", show.first_line)
+    error = show.column("last_error", "last error", show.optional_block)
+    declared = show.column("created_at", "declared", show.moment)
+    changed = show.column("updated_at", "changed", show.moment)
+
+    @admin.display(description="state")
+    def badge(self, schedule: Schedule) -> SafeString:
+        if schedule.enabled:
+            return show.badge("on", "On")
+        return show.badge("broken", "Broken") if schedule.last_error else show.badge("paused", "Paused")
+
+    @admin.display(description="next fire")
+    def next_fire(self, schedule: Schedule) -> SafeString | str:
+        return show.moment(schedule.next_fire_at) if schedule.enabled else show.NOTHING
+
+    @admin.display(description="JSON")
+    def payload_json(self, schedule: Schedule) -> SafeString:
+        return show.json_block(show.stored_bytes(schedule, "payload"))
 
     def get_queryset(self, request: HttpRequest) -> QuerySet[Schedule]:
         return super().get_queryset(request).defer("payload")

@@ -6,7 +6,7 @@ from json import JSONEncoder
 from typing import Any
 
 from django.contrib import admin
-from django.db.models import Model, TextField
+from django.db.models import BinaryField, Model
 from django.db.models.functions import Cast
 from django.utils import timezone
 from django.utils.formats import date_format
@@ -22,6 +22,10 @@ MAX_JSON = 20_000
 """Characters of a payload on a page."""
 MAX_LINE = 120
 """Characters of an error in a list."""
+
+_NO_BREAK = "\N{NO-BREAK SPACE}"
+# Characters that would turn the text behind them around: the same JSON, escaped.
+_TURNING = {code: f"\\u{code:04x}" for code in (0x200E, 0x200F, *range(0x202A, 0x202F), *range(0x2066, 0x206A))}
 
 _pretty = JSONEncoder(indent=2, ensure_ascii=False).iterencode
 
@@ -71,8 +75,8 @@ def when(moment: datetime) -> str:
 def age(seconds: float) -> str:
     for size, unit in ((86_400, "d"), (3_600, "h"), (60, "min")):
         if seconds >= size:
-            return f"{seconds / size:.0f} {unit}"
-    return f"{max(seconds, 0):.0f} s"
+            return f"{seconds / size:.0f}{_NO_BREAK}{unit}"
+    return f"{max(seconds, 0):.0f}{_NO_BREAK}s"
 
 
 def distance(moment: datetime, now: datetime) -> str:
@@ -93,49 +97,53 @@ def moment(value: datetime | None, prefix: str = "") -> SafeString | str:
     )
 
 
-def column(name: str, label: str, shown: Callable[[Any], SafeString | str]) -> Callable[[Model], SafeString | str]:
-    """A column of the list, or a line of the detail page: the field `name` as `shown` shows it."""
+def column(
+    field: str, label: str, shown: Callable[[Any], SafeString | str]
+) -> Callable[[Any, Model], SafeString | str]:
+    """A method for a `ModelAdmin`: the field as `shown` shows it.
+
+    Its name there must not be a field's, since the admin would then show the field by itself.
+    """
 
     @admin.display(description=label)
-    def display(row: Model) -> SafeString | str:
-        return shown(getattr(row, name))
+    def display(_: Any, row: Model) -> SafeString | str:
+        return shown(getattr(row, field))
 
-    # The admin makes a CSS class of it.
-    display.__name__ = name
     return display
 
 
-def stored_text(row: Model, field: str) -> str:
-    """A JSON column as stored, whether it can be read or not."""
+def stored_bytes(row: Model, field: str) -> bytes:
+    """A JSON column as stored, whether it can be read or not, and is UTF-8 or not."""
     rows = type(row)._default_manager.using(row._state.db).filter(pk=row.pk)
-    return rows.values_list(Cast(field, TextField()), flat=True).first() or ""
+    return rows.values_list(Cast(field, BinaryField()), flat=True).first() or b""
 
 
-def json_block(stored: str) -> SafeString:
+def json_block(stored: bytes) -> SafeString:
     """Stored JSON laid out for reading, cut where it is long. What is not JSON is shown as it is."""
-    value = read_payload(stored)
+    value, text = read_payload(stored), stored.decode(errors="replace")
     if isinstance(value, UnreadablePayload):
-        return format_html("<p>Not JSON: {}</p>{}", value.reason, _cut([stored], stored))
+        return format_html("<p>Not JSON: {}</p>{}", value.reason, _cut([text], text))
     try:
-        return _cut(_pretty(value), stored)
+        return _cut(_pretty(value), text)
     except RecursionError:
-        return _cut([stored], stored)
+        return _cut([text], text)
 
 
 def _cut(pieces: Iterable[str], stored: str) -> SafeString:
     """As much of `pieces` as a page takes: the rest is never made."""
-    taken, length = [], 0
+    taken, left = [], MAX_JSON
     for piece in pieces:
-        taken.append(piece[: MAX_JSON + 1])
-        length += len(piece)
-        if length > MAX_JSON:
+        taken.append(piece[:left])
+        left -= len(piece)
+        if left < 0:
             break
-    shown = block("".join(taken)[:MAX_JSON])
-    if length <= MAX_JSON:
-        return shown
-    return format_html(
-        '{}<p class="alkstore-quiet">Cut here: the whole is {} characters of JSON.</p>', shown, f"{len(stored):,}"
-    )
+    # Each piece by itself: a key and a value in a script from right to left would change places.
+    shown = format_html_join("", '<bdi dir="ltr">{}</bdi>', ((piece.translate(_TURNING),) for piece in taken))
+    box = format_html('<pre class="alkstore-block" dir="ltr">{}</pre>', shown)
+    if left >= 0:
+        return box
+    note = '{}<p class="alkstore-quiet">Cut after {} characters. As stored, the whole has {}.</p>'
+    return format_html(note, box, f"{MAX_JSON:,}", f"{len(stored):,}")
 
 
 def failures(history: Any) -> SafeString | str:
