@@ -1,0 +1,92 @@
+"""The documentation says what the code says: names, settings, errors, checks and commands."""
+
+import ast
+import importlib
+import re
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from django.core.management import get_commands
+
+from django_alkstore import conf, exceptions, services
+from django_alkstore.models import Job, State
+from django_alkstore.services.options import JobOptions
+
+ROOT = Path(__file__).parent.parent.parent
+README = (ROOT / "README.md").read_text()
+PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").rglob("*.md"))]
+
+
+def blocks(language: str) -> Iterator[str]:
+    for page in PAGES:
+        yield from re.findall(rf"```{language}\n(.*?)```", page.read_text(), re.DOTALL)
+
+
+def section(title: str) -> str:
+    return README.split(f"\n## {title}\n")[1].split("\n## ")[0]
+
+
+def first_cells(table: str) -> list[str]:
+    """What stands in backticks in the first cell of each row."""
+    rows = re.findall(r"^\| (.*?) \|", table, re.MULTILINE)
+    return [name for row in rows for name in re.findall(r"`([^`]+)`", row)]
+
+
+@pytest.mark.parametrize("code", list(blocks("python")))
+def test_every_python_example_is_python_and_imports_what_there_is(code: str) -> None:
+    for node in ast.walk(ast.parse(code)):
+        if isinstance(node, ast.ImportFrom) and (node.module or "").startswith(("django", "django_alkstore")):
+            module = importlib.import_module(node.module or "")
+            for name in node.names:
+                assert hasattr(module, name.name), f"{node.module} has no {name.name}"
+
+
+def test_every_setting_is_listed_and_no_other() -> None:
+    assert sorted(first_cells(section("Settings"))) == sorted(conf._READERS)
+
+
+def test_every_error_is_listed_and_no_other() -> None:
+    named = set(first_cells(section("Errors")))
+    assert named == set(exceptions.__all__) - {"AlkstoreError"}
+
+
+def test_every_check_is_listed_and_no_other() -> None:
+    source = (ROOT / "django_alkstore" / "checks.py").read_text()
+    assert sorted(first_cells(section("System checks"))) == sorted(re.findall(r'id="(alkstore\.[EW]\d+)"', source))
+
+
+def test_every_option_is_listed_and_no_other() -> None:
+    assert set(first_cells(section("Queues"))) == JobOptions.__required_keys__ | JobOptions.__optional_keys__
+
+
+def test_every_command_is_listed_and_no_other() -> None:
+    ours = {name for name, app in get_commands().items() if app == "django_alkstore"}
+    assert {cell.split()[0] for cell in first_cells(section("Running it"))} == ours
+
+
+def test_every_public_function_is_named_in_the_readme() -> None:
+    classes = {"Fire", "JobHandle", "LockHandle", "Outbox", "QueueStats"}
+    missing = [name for name in services.__all__ if name not in classes and f"{name}(" not in README]
+    missing = [name for name in missing if f"`{name}`" not in README]
+    assert missing == []
+
+
+def test_the_lifecycle_names_every_state_and_only_fields_that_there_are() -> None:
+    page = (ROOT / "docs" / "lifecycle.md").read_text()
+    assert all(f"`{state.value}`" in page for state in State)
+    fields = {field.name for field in Job._meta.get_fields()}
+    assert {"worker_id", "lease_expires_at", "finished_at", "attempts", "fence", "run_at"} <= fields
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
+def test_every_link_leads_somewhere(page: Path) -> None:
+    text = page.read_text()
+    anchors = {
+        re.sub(r"[^a-z0-9 -]", "", line.lower()).replace(" ", "-") for line in re.findall(r"^#+ (.*)$", text, re.M)
+    }
+    for target in re.findall(r"\]\(([^)]+)\)", text):
+        if target.startswith("#"):
+            assert target[1:] in anchors, target
+        elif not target.startswith("http"):
+            assert (page.parent / target).exists(), target
