@@ -112,6 +112,8 @@ class Job(models.Model):
                 condition=Q(state=State.PENDING, expires_at__isnull=False),
                 name="alkstore_job_expiry",
             ),
+            # For looking a key up whatever became of its job. A job without one costs nothing here.
+            Index(fields=["unique_key"], condition=Q(unique_key__isnull=False), name="alkstore_job_unique_key"),
             # For pruning; with the queue, counting the finished needs no table.
             Index(
                 fields=["state", "finished_at", "queue"],

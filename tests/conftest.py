@@ -13,7 +13,6 @@ from django_alkstore import clock as clock_module
 from django_alkstore.clock import ManualClock
 from tests.processes import Process, start_process
 
-
 _KEPT = {"django_migrations", ContentType._meta.db_table, Permission._meta.db_table}
 """Tables that migrating has filled."""
 

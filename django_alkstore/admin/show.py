@@ -68,7 +68,10 @@ def queue_name(queue: str) -> str:
 
 def when(moment: datetime) -> str:
     """A moment in the project's time zone and date format, to the second, under either `USE_TZ`."""
-    local = moment.astimezone(timezone.get_current_timezone())
+    try:
+        local = moment.astimezone(timezone.get_current_timezone())
+    except OverflowError:  # the last day that there is, in UTC, and already the next one here
+        local = moment
     return f"{date_format(local, 'DATE_FORMAT')}, {local:%H:%M:%S}"
 
 

@@ -90,6 +90,11 @@ class Migration(migrations.Migration):
                         name="alkstore_job_expiry",
                     ),
                     models.Index(
+                        condition=models.Q(("unique_key__isnull", False)),
+                        fields=["unique_key"],
+                        name="alkstore_job_unique_key",
+                    ),
+                    models.Index(
                         condition=models.Q(("finished_at__isnull", False)),
                         fields=["state", "finished_at", "queue"],
                         name="alkstore_job_finished",

@@ -207,13 +207,12 @@ def test_an_action_needs_its_permission(staff: Callable[..., Browser], model: st
     before = everything()
     # Everything but what it needs, and to be able to see the page.
     user = staff(*[name for name in ALL_PERMISSIONS if name != needed])
-    assert action not in user.page(model)
-    said = user.said(model, action, [pk])
-    assert said == "No action selected."
+    assert f'value="{action}"' not in user.page(model)
+    assert user.said(model, action, [pk]) in ("", "No action selected.")
     assert everything() == before
     assert not LogEntry.objects.exists()
     allowed = staff(needed)
-    assert action in allowed.page(model)
+    assert f'value="{action}"' in allowed.page(model)
     assert allowed.said(model, action, [pk]).startswith("1 ")
     assert everything() != before
 
@@ -246,7 +245,7 @@ def test_f128_nothing_is_added_edited_or_deleted_by_form(root: Browser, model: s
     assert root.client.post(reverse(f"{address}_add"), {"name": "x", "queue": "mail"}).status_code == 403
     assert root.client.post(reverse(f"{address}_change", args=[pk]), {"queue": "x"}).status_code == 403
     assert root.client.post(reverse(f"{address}_delete", args=[pk]), {"post": "yes"}).status_code == 403
-    assert root.said(model, "delete_selected", [pk]) == "No action selected."
+    assert root.said(model, "delete_selected", [pk], post="yes") == "No action selected."
     assert everything() == before
     page = root.detail(model, pk)
     for button in ("_save", "_continue", "_addanother", "deletelink"):

@@ -96,7 +96,7 @@ def test_the_search_is_by_id_queue_outbox_and_unique_key(root: Browser, crowd: l
     assert set(root.ids(q="mail")) == set(Job.objects.filter(queue__contains="mail").values_list("pk", flat=True))
     assert len(root.ids(q="order-1")) == len(root.ids(q="order-")) == 3
     assert root.ids(q=" order-1 ") == root.ids(q="order-1")
-    for nothing in ("rder-1", "ORDER-1", "order-2", "%", "_", "9" * 40, "٣", "<script>"):
+    for nothing in ("rder-1", "ORDER-1", "order-2", "%", "m_il", "9" * 40, "٣", "<script>"):
         assert root.ids(q=nothing) == []
 
 
@@ -116,10 +116,10 @@ def test_a_job_that_matches_in_several_ways_is_found_once(root: Browser) -> None
 
 def test_the_list_shows_what_select_all_takes(root: Browser, crowd: list[int]) -> None:
     """The page is found by one way and the actions' rows by another: they must agree."""
-    states = [None, "pending", "processing", "completed", "dead", "cancelled", "nonsense"]
-    queues = [None, "mail", "__alkstore_outbox:mail", "absent"]
+    states = [None, "pending", "processing", "dead", "nonsense"]
+    queues = [None, "mail", "__alkstore_outbox:mail"]
     terms = [None, "mail", "order", str(crowd[3])]
-    for state, queue, due, term in product(states, queues, [None, "now", "delayed", "lapsed", "nonsense"], terms):
+    for state, queue, due, term in product(states, queues, [None, "now", "lapsed"], terms):
         query = {"state": state, "queue": queue, "due": due, "q": term}
         response: Any = root.get("job", **{key: value for key, value in query.items() if value is not None})
         shown = response.context_data["cl"]
@@ -164,7 +164,7 @@ def test_schedules(root: Browser, clock: ManualClock) -> None:
     schedule("off", "@every 1h", "reports")
     pause_schedule("off")
     page = root.page("schedule")
-    for shown in ("nightly", "@every 1d", ">On<", ">Paused<", "March 2, 2026, 13:00:00", "in 24\N{NO-BREAK SPACE}h"):
+    for shown in ("nightly", "@every 1d", ">On<", ">Paused<", "March 2, 2026, 13:00:00", "in 1\N{NO-BREAK SPACE}d"):
         assert shown in page
     assert "off" not in root.page("schedule", enabled__exact="1").split("result_list")[1].split("</table>")[0]
 
