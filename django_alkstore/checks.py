@@ -1,6 +1,7 @@
 """System checks: what is unsafe in the project's settings, each with an id and what to do about it."""
 
 from collections.abc import Iterator, Sequence
+from pathlib import Path
 from typing import Any
 
 from django.apps import AppConfig
@@ -91,7 +92,8 @@ def _check_options(connection: DatabaseWrapper) -> Iterator[CheckMessage]:
             hint="Mark read-only views with @transaction.non_atomic_requests, or open transactions where you write.",
             id="alkstore.W003",
         )
-    if connection.is_in_memory_db():
+    # A database that is not there yet is not made by looking at it.
+    if connection.is_in_memory_db() or not Path(connection.settings_dict["NAME"]).exists():
         return
     journal, timeout = _effective_pragmas(connection)
     if journal != "wal":

@@ -1,5 +1,6 @@
 """The `ALKSTORE` setting: its keys, their defaults and their rules. Read when used, so that overrides take effect."""
 
+import copy
 import json
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field, fields
@@ -54,7 +55,7 @@ MAX_INT32 = 2**31 - 1
 
 def positive_int(option: str, value: object) -> int:
     if not isinstance(value, int) or isinstance(value, bool) or not 1 <= value <= MAX_INT32:
-        raise InvalidOption(f"{option} must be a whole number of at least 1, not {shown(value)}")
+        raise InvalidOption(f"{option} must be a whole number from 1 to 2147483647, not {shown(value)}")
     return value
 
 
@@ -136,20 +137,21 @@ def raw_setting() -> object:
 
 
 _NOTHING: dict[str, Any] = {}
-_read: tuple[object, Settings] | None = None
+_read: tuple[object, object, Settings] | None = None
+"""The setting, a copy of it as it was read, and what was read."""
 
 
 def settings() -> Settings:
     """The setting as it is now. `ImproperlyConfigured` with everything that is wrong with it.
 
-    Remembered for as long as the setting is the same object, which overriding it never is.
+    Remembered for as long as the setting is the same object with the same content.
     """
     global _read  # noqa: PLW0603  one setting, one reading of it
     raw = raw_setting()
-    if _read is None or _read[0] is not raw:
+    if _read is None or _read[0] is not raw or _read[1] != raw:
         faults = list(problems(raw))
         if faults or not isinstance(raw, Mapping):
             raise ImproperlyConfigured("; ".join(faults))
         values = {key.lower(): _READERS[key](f"ALKSTORE[{key!r}]", value) for key, value in raw.items()}
-        _read = (raw, Settings(**values))
-    return _read[1]
+        _read = (raw, copy.deepcopy(raw), Settings(**values))
+    return _read[2]

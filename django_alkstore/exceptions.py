@@ -65,37 +65,48 @@ class DuplicateJob(AlkstoreError):
     """A live job of the queue has this unique key already: `.queue`, `.unique_key`, `.job_id`."""
 
     def __init__(self, queue: str, unique_key: str, job_id: int) -> None:
-        super().__init__(f"queue {queue!r} has a live job with the unique key {unique_key!r}: job {job_id}")
+        super().__init__(queue, unique_key, job_id)
         self.queue = queue
         self.unique_key = unique_key
         self.job_id = job_id
+
+    def __str__(self) -> str:
+        return f"queue {self.queue!r} has a live job with the unique key {self.unique_key!r}: job {self.job_id}"
 
 
 class LeaseLost(AlkstoreError):
     """The lease on a job ran out, or was taken, before `ack_tx`; the transaction must roll back: `.job_id`."""
 
     def __init__(self, job_id: int) -> None:
-        super().__init__(f"the lease on job {job_id} was lost; its transaction is rolled back")
+        super().__init__(job_id)
         self.job_id = job_id
+
+    def __str__(self) -> str:
+        return f"the lease on job {self.job_id} was lost; its transaction is rolled back"
 
 
 class LockHeld(AlkstoreError):
     """The lock is held: `.name`, `.owner` and `.expires_at` of its holder."""
 
-    def __init__(self, name: str, owner: str | None, expires_at: datetime | None) -> None:
-        until = "" if expires_at is None else f" until {expires_at.isoformat(timespec='seconds')}"
-        super().__init__(f"lock {name!r} is held by {owner or 'another owner'}{until}")
+    def __init__(self, name: str, owner: str, expires_at: datetime) -> None:
+        super().__init__(name, owner, expires_at)
         self.name = name
         self.owner = owner
         self.expires_at = expires_at
+
+    def __str__(self) -> str:
+        return f"lock {self.name!r} is held by {self.owner} until {self.expires_at.isoformat(timespec='seconds')}"
 
 
 class LockLost(AlkstoreError):
     """A `with` block ended without its lock, which had lapsed or been taken: `.name`."""
 
     def __init__(self, name: str) -> None:
-        super().__init__(f"lock {name!r} was lost before the end of its block, which ran unprotected from then on")
+        super().__init__(name)
         self.name = name
+
+    def __str__(self) -> str:
+        return f"lock {self.name!r} was lost before the end of its block, which ran unprotected from then on"
 
 
 class LeadershipLost(AlkstoreError):
@@ -115,6 +126,8 @@ class Retry(AlkstoreError):
     """
 
     def __init__(self, reason: str = "", *, delay: float | timedelta | None = None) -> None:
+        if not isinstance(reason, str):
+            raise TypeError(f"Retry takes a reason and, by name, a delay: Retry(delay={shown(reason)})?")
         super().__init__(reason or f"retry asked for {_describe_delay(delay)}".rstrip())
         self.delay = delay
 
@@ -130,5 +143,8 @@ class Snooze(AlkstoreError):
     """Raised by a handler: run again after `delay` seconds. This attempt is not counted."""
 
     def __init__(self, delay: float | timedelta) -> None:
-        super().__init__(f"snoozed {_describe_delay(delay)}")
+        super().__init__(delay)
         self.delay = delay
+
+    def __str__(self) -> str:
+        return f"snoozed {_describe_delay(self.delay)}"

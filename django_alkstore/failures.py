@@ -8,7 +8,6 @@ from typing import Any, TypedDict
 MAX_ERRORS = 20
 MAX_TEXT = 10_000
 _MARK = " … [cut] … "
-NO_ERRORS = "[]"
 
 LEASE_EXPIRED = "lease expired"
 EXPIRED = "expired"
@@ -53,7 +52,8 @@ def append(history: bytes | str, entry: Failure) -> str:
             "error": _cut_end(f"unreadable history: {_clean(text)}"),
         }
         entries = [unreadable | {"traceback": ""}]
-    return json.dumps([*entries, entry][-MAX_ERRORS:], ensure_ascii=False)
+    # In ASCII: what something else wrote may hold what UTF-8 cannot.
+    return json.dumps([*entries, entry][-MAX_ERRORS:])
 
 
 def _exception_line(error: object) -> str:

@@ -33,6 +33,7 @@ job_expired = Signal()  # job_id, queue
 job_unreadable = Signal()  # job_id, queue, reason
 leader_elected = Signal()  # database, pid, owner
 leader_stood_down = Signal()  # reason
+leader_absent = Signal()  # reason: it does not lead, and was told not to wait
 standing_by = Signal()  # owner, expires_at
 schedule_fired = Signal()  # fire
 schedule_broken = Signal()  # name, reason
@@ -187,6 +188,7 @@ _log(
     lambda database, pid, owner: f"scheduler leads: database {database}, pid {pid}",
 )
 _log(leader_stood_down, logging.INFO, lambda reason: f"scheduler stood down: {reason}")
+_log(leader_absent, logging.ERROR, lambda reason: f"the scheduler ends: {reason}")
 _log(
     standing_by,
     logging.INFO,

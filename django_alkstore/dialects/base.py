@@ -65,7 +65,7 @@ class ClaimedJob(NamedTuple):
     run_at: int
     lease_expires_at: int
     last_error: bytes | None
-    schedule: str | None
+    schedule: bytes | None
     fire_at: int | None
     visibility_timeout: float
     backoff_base: float

@@ -9,11 +9,12 @@ of the project's own), they go through Django's, and are seen.
 
 import re
 import sqlite3
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import lru_cache
 from types import TracebackType
 from typing import Any, NoReturn, Protocol, Self, cast
 
+from django.db.backends import utils
 from django.db.backends.base.base import BaseDatabaseWrapper
 from django.db.backends.sqlite3.base import DatabaseWrapper
 from django.db.backends.utils import CursorWrapper
@@ -43,7 +44,11 @@ def open_cursor(connection: BaseDatabaseWrapper) -> Cursor:
     return cast("Cursor", connection.cursor()) if _is_watched(connection) else _DirectCursor(connection)
 
 
-_UNPATCHED = (CursorWrapper.execute, CursorWrapper.executemany)
+@lru_cache(maxsize=16)
+def _is_djangos_own(method: Callable[..., Any]) -> bool:
+    """By the file of its code: what wraps it copies all else, and may have come before this module."""
+    code = getattr(method, "__code__", None)
+    return code is not None and code.co_filename == utils.__file__
 
 
 def _is_watched(connection: BaseDatabaseWrapper) -> bool:
@@ -52,7 +57,7 @@ def _is_watched(connection: BaseDatabaseWrapper) -> bool:
         or connection.queries_logged
         or "cursor" in vars(connection)
         or type(connection) is not DatabaseWrapper
-        or (CursorWrapper.execute, CursorWrapper.executemany) != _UNPATCHED
+        or not (_is_djangos_own(CursorWrapper.execute) and _is_djangos_own(CursorWrapper.executemany))
     )
 
 

@@ -88,7 +88,7 @@ WHERE id IN (
   )
   ORDER BY run_at, id LIMIT %(limit)s
 )
-RETURNING {_columns(ClaimedJob._fields, "payload", "errors", "last_error")}
+RETURNING {_columns(ClaimedJob._fields, "payload", "errors", "last_error", "schedule")}
 """
 
 HELD = "id = %s AND fence = %s AND state = 'processing' AND lease_expires_at > %s"

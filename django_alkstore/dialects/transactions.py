@@ -9,7 +9,7 @@ import time
 from collections.abc import Callable
 from typing import TypeVar
 
-from django.db import OperationalError, connections, router, transaction
+from django.db import DatabaseError, OperationalError, connections, router, transaction
 from django.db.backends.base.base import BaseDatabaseWrapper
 
 from django_alkstore import clock, conf
@@ -50,7 +50,7 @@ def require_open(using: str, what: str) -> None:
         hint = f"; the open one is on {', '.join(map(repr, others))}" if others else ""
         raise TransactionRequired(
             f"{what} joins the caller's transaction, and none is open on the database {using!r}{hint}. "
-            "Call it inside transaction.atomic()"
+            f"Call it inside transaction.atomic({hint and f'using={using!r}'})"
         )
 
 
@@ -82,6 +82,19 @@ def mark_for_rollback(using: str) -> None:
     for position in range(1, own):
         connection.savepoint_ids[-position] = None  # type: ignore[call-overload]
     connection.set_rollback(True)
+
+
+def is_contention(using: str, error: DatabaseError) -> bool:
+    """Did this error only say that another was writing?"""
+    return isinstance(error, OperationalError) and dialect_of(connections[using]).is_contention(error)
+
+
+def after_commit(using: str, announce: Callable[[], object]) -> None:
+    """Call `announce` once the caller's transaction is committed, or now where none is open."""
+    if connections[using].in_atomic_block:
+        transaction.on_commit(announce, using=using, robust=True)
+    else:
+        announce()
 
 
 def write_statement(using: str, statement: Callable[[Operations], T]) -> T:

@@ -2,16 +2,18 @@
 
 import argparse
 import math
+import time
 from typing import Any
 
 from django.core.exceptions import ImproperlyConfigured
 from django.core.management.base import BaseCommand, CommandError, CommandParser
-from django.db import DatabaseError, connections
+from django.db import DatabaseError, NotSupportedError, connections
 
 from django_alkstore import clock
-from django_alkstore.dialects.transactions import resolve_alias
+from django_alkstore.dialects.transactions import is_contention, resolve_alias
 from django_alkstore.models import Job
 from django_alkstore.runtime.loop import NotRegistered, refuse_in_memory, show_log
+from django_alkstore.services.patience import Patience
 
 EXIT_USAGE = 2
 
@@ -44,14 +46,25 @@ class AlkstoreCommand(BaseCommand):
         alias = options["database"] or resolve_alias(None)
         if alias not in connections:
             raise CommandError(f"there is no database {alias!r} in DATABASES", returncode=EXIT_USAGE)
-        self.precheck(alias)
         try:
-            Job.objects.using(alias).exists()
+            self.precheck(alias)
+            self.see_tables(alias)
+        except NotSupportedError as error:
+            raise CommandError(str(error)) from error
         except DatabaseError as error:
-            raise CommandError(
-                f"the tables on the database {alias!r} cannot be read ({error}); run migrate?"
-            ) from error
+            if not is_contention(alias, error):
+                raise CommandError(
+                    f"the tables on the database {alias!r} cannot be read ({error}); run migrate?"
+                ) from error
+            self.wait_for_tables(alias, error)
         return self.work(alias, options)
+
+    def see_tables(self, alias: str) -> None:
+        Job.objects.using(alias).exists()
+
+    def wait_for_tables(self, alias: str, error: DatabaseError) -> None:
+        """What to do where another process shuts everybody out: say so, and leave."""
+        raise CommandError(f"the database {alias!r} is busy ({error}); try again") from error
 
     def precheck(self, alias: str) -> None:
         """Refuse a database that the command cannot work on, before it is asked anything."""
@@ -69,8 +82,24 @@ class RunCommand(AlkstoreCommand):
         except ImproperlyConfigured as error:
             raise CommandError(str(error)) from error
 
-    def work(self, alias: str, options: dict[str, Any]) -> str | None:
+    def wait_for_tables(self, alias: str, error: DatabaseError) -> None:
+        """Go on: a busy database is no reason to end for what is meant to run for ever."""
+        patience = Patience("starting", alias)
+        while True:
+            time.sleep(patience.after(error))
+            try:
+                self.see_tables(alias)
+            except DatabaseError as again:
+                error = again
+            else:
+                patience.reset()
+                return
+
+    def handle(self, *args: Any, **options: Any) -> str | None:
         show_log(options["verbosity"])
+        return super().handle(*args, **options)
+
+    def work(self, alias: str, options: dict[str, Any]) -> str | None:
         try:
             code = self.run(alias, options)
         except NotRegistered as error:

@@ -108,7 +108,7 @@ def run_scheduler(alias: str, *, standby: bool) -> int:
 def run_everything(alias: str, concurrency: int, grace: float) -> int:
     """Run the scheduler and one worker for all that is registered, in one process; the exit code."""
     worker = Worker(alias, registry.registrations(), concurrency=concurrency, grace=grace)
-    scheduler = _SchedulerThread(alias, standby=True, at_end=lambda: worker.stop("the scheduler ended"))
+    scheduler = _SchedulerThread(alias, standby=True, at_end=lambda: worker.wind_down("the scheduler ended"))
     worker.at_stop = scheduler.stop
     with stopped_by_signals(worker.stop):
         scheduler.start()
@@ -142,6 +142,8 @@ class _SchedulerThread(threading.Thread):
             if not self._stop_event.is_set():
                 self._at_end()
 
-    def stop(self) -> None:
-        """Let it free the leadership and end."""
+    def stop(self, patience: float = 0.0) -> None:
+        """Let it free the leadership and end; wait for that at most `patience` seconds."""
         self._stop_event.set()
+        if patience:
+            self.join(patience)

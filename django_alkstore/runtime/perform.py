@@ -3,15 +3,16 @@
 from contextlib import suppress
 from dataclasses import dataclass
 
-from django.db import connections, transaction
+from django.db import OperationalError, connections, transaction
 from django.db.backends.base.base import BaseDatabaseWrapper
 
 from django_alkstore import clock
+from django_alkstore.dialects.transactions import is_contention
 from django_alkstore.exceptions import LeaseLost
 from django_alkstore.registry import Registration
 from django_alkstore.services import JobHandle
 from django_alkstore.services.handles import run_to_end
-from django_alkstore.services.outcomes import ACK, Outcome, outcome_of
+from django_alkstore.services.outcomes import ACK, Kind, Outcome, outcome_of
 
 
 @dataclass(frozen=True, slots=True)
@@ -23,34 +24,50 @@ class Ending:
     seconds: float
 
 
+BUSY_PAUSE = 1.0
+"""Seconds until an atomic job that did not get the writer lock is tried again."""
+
+
 def perform(registration: Registration, job: JobHandle) -> Ending:
     """Run the handler on `job` in this thread. Never raises, whatever the handler raises."""
     started = clock.monotonic()
-    outcome: Outcome | None
+    outcome: Outcome | None = ACK
     try:
         if registration.atomic:
-            _call_in_transaction(registration, job)
+            outcome = _run_in_transaction(registration, job)
         else:
             run_to_end(registration.target, job)
     except BaseException as error:  # noqa: BLE001  SystemExit and its kind end the attempt, not the worker
         outcome = outcome_of(error)
     else:
-        outcome = None if job.settled else ACK
+        outcome = None if job.settled else outcome
     return Ending(outcome, clock.monotonic() - started)
 
 
-def _call_in_transaction(registration: Registration, job: JobHandle) -> None:
-    """The handler's rows and the ack commit together.
+def _run_in_transaction(registration: Registration, job: JobHandle) -> Outcome | None:
+    """The handler's rows and the ack commit together; what is left to write.
 
     The transaction takes the writer lock first: a handler that read and then wrote would otherwise be refused
-    by SQLite whenever another had written in between.
+    by SQLite whenever another had written in between. Where the lock is not to be had, the handler has not run,
+    and no attempt is spent.
     """
-    with transaction.atomic(using=job.using):
-        if not job.hold(registration.time_limit):
-            raise LeaseLost(job.id)
-        run_to_end(registration.target, job)
-        if not (job.acked_in_transaction or job.settled):
-            job.ack_tx()
+    running = False
+    try:
+        with transaction.atomic(using=job.using):
+            if not job.hold(registration.time_limit):
+                raise LeaseLost(job.id)
+            running = True
+            run_to_end(registration.target, job)
+            # The row says whether the handler has settled it and not taken that back.
+            if job.hold(registration.time_limit):
+                job.ack_tx()
+            elif job.is_processing():
+                raise LeaseLost(job.id)
+    except OperationalError as error:
+        if running or not is_contention(job.using, error):
+            raise
+        return Outcome(Kind.GIVE_BACK, delay=BUSY_PAUSE)
+    return None
 
 
 def tidy_connections() -> bool:

@@ -30,8 +30,10 @@ def schedule_until(stop: threading.Event, alias: str, *, standby: bool = True) -
     while not stop.is_set():
         try:
             run_schedules(stop, using=alias)
-        except LeadershipLost:
+        except LeadershipLost as lost:
+            patience.reset()
             if not standby:
+                signals.emit(signals.leader_absent, reason=str(lost))
                 return EXIT_NOT_LEADING
             _Standby(alias, stop).wait()
         except DatabaseError as error:

@@ -23,6 +23,8 @@ class Run:
     started_at: float | None = None
     """Monotonic; `None` while it waits for a free thread."""
     renew_at: float = 0.0
+    seconds: float = 0.0
+    """How long its handler took, once it has ended."""
     lost: bool = False
     """Is the lease known to be lost?"""
 

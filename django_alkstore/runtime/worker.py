@@ -18,7 +18,7 @@ from functools import partial
 from django.db import DatabaseError, connections
 
 from django_alkstore import clock, failures, signals
-from django_alkstore.clock import SECOND
+from django_alkstore.clock import LAST_US, SECOND, from_us, to_us
 from django_alkstore.dialects import Operations
 from django_alkstore.dialects.base import ClaimedJob
 from django_alkstore.dialects.transactions import write_statement, write_transaction
@@ -66,7 +66,8 @@ class Written:
 
     acked: set[int] = field(default_factory=set)
     endings: list[bool] = field(default_factory=list)
-    renewals: list[bool] = field(default_factory=list)
+    renewals: list[int | None] = field(default_factory=list)
+    """Where each lease ends now; `None`: it was lost."""
     claimed: list[JobHandle] = field(default_factory=list)
     drained: list[str] = field(default_factory=list)
     """Queues that had less than was asked for."""
@@ -92,8 +93,8 @@ class Worker:
         self.concurrency = concurrency
         self.grace = grace
         self.worker_id = unique_owner()
-        self.at_stop: Callable[[], None] = lambda: None
-        """Called once, when the worker begins to stop."""
+        self.at_stop: Callable[[float], object] = float
+        """Called when the worker begins to stop, with the seconds that it may take."""
         self._end_process = end_process
         self._watch = Watch(alias)
         self._threads = Threads(concurrency, self._watch.ring)
@@ -113,6 +114,7 @@ class Worker:
         self._patience = Patience("working", alias)
         self._paused_until = 0.0
         self._stops: list[str] = []
+        self._signals = 0
         self._grace_ends = 0.0
         self._stop_announced = False
         self._completed = 0
@@ -120,6 +122,11 @@ class Worker:
 
     def stop(self, reason: str) -> None:
         """Stop: after the running handlers the first time, at once the second. Safe in a signal handler."""
+        self._signals += 1
+        self.wind_down(reason)
+
+    def wind_down(self, reason: str) -> None:
+        """Stop after the running handlers, however often it is said."""
         self._stops.append(reason)
         self._watch.ring()
 
@@ -177,6 +184,7 @@ class Worker:
                 self._stuck.discard(run)
                 continue  # it was failed at its time limit; its thread is free again
             del self._runs[run]
+            run.seconds = ending.seconds
             self._mean_seconds += (ending.seconds - self._mean_seconds) / 8
             if ending.outcome is None:
                 self._note_settled(run, ending)
@@ -194,6 +202,7 @@ class Worker:
         return oldest is not None and now - oldest.claimed_at >= LONGEST_PREFETCH
 
     def _fail_at_time_limit(self, run: Run) -> None:
+        run.seconds = run.registration.time_limit
         del self._runs[run]
         self._stuck.add(run)
         self._unwritten.append((run, outcomes.retry(failures.TIME_LIMIT)))
@@ -247,8 +256,10 @@ class Worker:
         for run, outcome in work.endings:
             written.endings.append(outcomes.apply(db, run.job, outcome, now))
         for run in work.renewals:
-            ends = now + round(run.job.visibility_timeout * SECOND)
-            written.renewals.append(db.renew(run.job.claim, now, ends))
+            # Not earlier than the handler's own heartbeat has it.
+            ends = min(now + round(run.job.visibility_timeout * SECOND), LAST_US)
+            ends = max(ends, to_us(run.job.lease_expires_at))
+            written.renewals.append(ends if db.renew(run.job.claim, now, ends) else None)
         self._claim(db, work, written)
         return written
 
@@ -277,14 +288,13 @@ class Worker:
             self._set_renewal(run, now)
             self._runs[run] = None
         self._threads.give(claimed)
-        for row, error in written.broken:
-            write_statement(self.alias, partial(bury_unreadable, row, error))
         for queue in written.drained:
             self._due[queue] = None
-        for run, kept in zip(work.renewals, written.renewals, strict=True):
-            if kept:
+        for run, ends in zip(work.renewals, written.renewals, strict=True):
+            if ends is not None:
+                run.job.lease_expires_at = from_us(ends)
                 self._set_renewal(run, now)
-            else:
+            elif run.holds_lease:
                 self._note_lost(run, "renewal")
         for run in work.acks:
             self._note_ack(run, took_effect=run.job.id in written.acked)
@@ -292,28 +302,31 @@ class Worker:
             self._note_ending(run, outcome, took_effect=took_effect)
         for swept in written.swept:
             swept.announce()
+        # Last, since each is a statement of its own that may fail: then the lease lapses, and it is tried again.
+        for row, error in written.broken:
+            write_statement(self.alias, partial(bury_unreadable, row, error))
 
     def _set_renewal(self, run: Run, now: float) -> None:
         run.renew_at = now + run.job.visibility_timeout / RENEWALS_PER_LEASE
 
     def _note_settled(self, run: Run, ending: Ending) -> None:
         self._completed += 1
-        event = signals.job_completed if run.job.acked_in_transaction else signals.job_settled
+        event = signals.job_completed if run.registration.atomic else signals.job_settled
         signals.emit(event, job=run.job, seconds=ending.seconds)
 
     def _note_ack(self, run: Run, *, took_effect: bool) -> None:
-        if took_effect or run.job.acked_in_transaction:
+        if took_effect:
             self._completed += 1
-            signals.emit(signals.job_completed, job=run.job, seconds=_seconds_of(run))
+            signals.emit(signals.job_completed, job=run.job, seconds=run.seconds)
         else:
             self._note_lost(run, "ack")
 
     def _note_ending(self, run: Run, outcome: Outcome, *, took_effect: bool) -> None:
-        if run.job.settled:
-            signals.emit(signals.job_raised_late, job=run.job, error=outcome.error, traceback=outcome.traceback)
-            return
         if not took_effect:
-            self._note_lost(run, outcome.kind.name.lower().replace("_", " "))
+            if run.job.settled:
+                signals.emit(signals.job_raised_late, job=run.job, error=outcome.error, traceback=outcome.traceback)
+            else:
+                self._note_lost(run, outcome.kind.name.lower().replace("_", " "))
             return
         if outcome.kind is Kind.GIVE_BACK:
             if outcome.delay is not None:
@@ -321,7 +334,7 @@ class Worker:
             return
         self._failed += 1
         wait = outcomes.wait_before_retry(run.job, outcome)
-        said = {"error": outcome.error, "traceback": outcome.traceback, "seconds": _seconds_of(run)}
+        said = {"error": outcome.error, "traceback": outcome.traceback, "seconds": run.seconds}
         if wait is None:
             signals.emit(signals.job_died, job=run.job, **said)
         else:
@@ -395,21 +408,23 @@ class Worker:
             self._stop_announced = True
             self._grace_ends = clock.monotonic() + self.grace
             signals.emit(signals.worker_stopping, reason=self._stops[0], running=len(self._runs))
-            self.at_stop()
+            self.at_stop(0.0)
         if not self._runs and not self._unwritten and not self._threads.any_ended():
             return EXIT_OK
-        if len(self._stops) > 1 or clock.monotonic() >= self._grace_ends:
+        if self._signals > 1 or clock.monotonic() >= self._grace_ends:
             return self._leave_at_once()
         return None
 
     def _give_up(self) -> int:
         """No thread will ever be free: let the supervisor start the process afresh."""
-        signals.emit(signals.worker_exhausted, job_ids=[run.job.id for run in self._stuck])
+        signals.emit(signals.worker_exhausted, job_ids=sorted(run.job.id for run in self._stuck))
+        self.at_stop(1.0)
+        self._take_back("exiting")
         self._give_back_all("exiting")
         return EXIT_EXHAUSTED
 
     def _leave_at_once(self) -> int:
-        self._give_back_all("second signal" if len(self._stops) > 1 else "the grace is over")
+        self._give_back_all("second signal" if self._signals > 1 else "the grace is over")
         self._end_process(EXIT_GRACE_OVER)
         return EXIT_GRACE_OVER
 
@@ -431,7 +446,3 @@ class Worker:
 
 
 _NEVER = 2**63 - 1
-
-
-def _seconds_of(run: Run) -> float:
-    return 0.0 if run.started_at is None else clock.monotonic() - run.started_at

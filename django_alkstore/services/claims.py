@@ -14,6 +14,7 @@ from django_alkstore.clock import from_us
 from django_alkstore.dialects import Operations
 from django_alkstore.dialects.base import ClaimedJob
 from django_alkstore.dialects.transactions import (
+    after_commit,
     read,
     refuse_open,
     resolve_alias,
@@ -40,17 +41,20 @@ class Swept:
     expired: list[int] = field(default_factory=list)
 
     def __bool__(self) -> bool:
-        return bool(self.reopened or self.spent or self.expired)
+        return bool(self.ids)
 
-    def announce(self) -> list[int]:
-        """Say, once it is committed, what has changed; the ids."""
+    @property
+    def ids(self) -> list[int]:
+        return self.reopened + self.spent + self.expired
+
+    def announce(self) -> None:
+        """Say, once it is committed, what has changed."""
         for job_id in self.reopened:
             signals.emit(signals.job_lapsed, job_id=job_id, queue=self.queue, dead=False)
         for job_id in self.spent:
             signals.emit(signals.job_lapsed, job_id=job_id, queue=self.queue, dead=True)
         for job_id in self.expired:
             signals.emit(signals.job_expired, job_id=job_id, queue=self.queue)
-        return self.reopened + self.spent + self.expired
 
 
 def claim_batch(queue: str, worker_id: str, limit: int = 1, *, using: str | None = None) -> list[JobHandle]:
@@ -77,12 +81,12 @@ def claim_due(alias: str, queue: str, worker_id: str, limit: int) -> list[JobHan
         started = clock.monotonic()
         rows = _claim_rows(alias, queue, worker_id, limit)
         claimed, broken = handles_of(alias, rows)
-        for row, error in broken:
-            write_statement(alias, partial(bury_unreadable, row, error))
+        if broken:
+            _bury(alias, broken)
         if claimed:
             waited = clock.monotonic() - started
             return claimed if waited < STALE else _renewed(claimed)
-        if not broken and not write_transaction(alias, partial(sweep_batch, queue)).announce():
+        if not broken and not _sweep_once(alias, queue):
             return []
 
 
@@ -108,7 +112,19 @@ def _claim(queue: str, worker_id: str, limit: int, db: Operations) -> list[Claim
 
 def _renewed(claimed: list[JobHandle]) -> list[JobHandle]:
     """Leases counted from now: the claim has waited in line, and began to count before that."""
-    return [job for job in claimed if job.heartbeat()]
+    try:
+        return [job for job in claimed if job.heartbeat()]
+    except OperationalError:
+        return claimed  # leased they are, if not for so long: nobody else would run them before that
+
+
+def _bury(alias: str, broken: list[tuple[ClaimedJob, Exception]]) -> None:
+    for row, error in broken:
+        try:
+            write_statement(alias, partial(bury_unreadable, row, error))
+        except OperationalError as failure:
+            # What else was claimed must not be lost for it; this one comes back when its lease lapses.
+            signals.emit(signals.database_trouble, doing=f"burying job {row.id}", error=failure, pause=0.0)
 
 
 def handles_of(alias: str, rows: list[ClaimedJob]) -> tuple[list[JobHandle], list[tuple[ClaimedJob, Exception]]]:
@@ -145,9 +161,15 @@ def sweep(queue: str | None = None, *, using: str | None = None) -> int:
 
 def _sweep_whole_queue(alias: str, queue: str) -> int:
     changed: set[int] = set()
-    while ids := write_transaction(alias, partial(sweep_batch, queue)).announce():
+    while ids := _sweep_once(alias, queue):
         changed.update(ids)  # a job that lapsed and had expired too is touched twice and counted once
     return len(changed)
+
+
+def _sweep_once(alias: str, queue: str) -> list[int]:
+    swept = write_transaction(alias, partial(sweep_batch, queue))
+    after_commit(alias, swept.announce)
+    return swept.ids
 
 
 def sweep_batch(queue: str, db: Operations) -> Swept:

@@ -21,6 +21,7 @@ from django_alkstore.dialects.transactions import (
 )
 from django_alkstore.durations import Duration, moment_after, seconds
 from django_alkstore.exceptions import LeaseLost
+from django_alkstore.models import Job, State
 from django_alkstore.payloads import decode_payload
 from django_alkstore.services import outcomes
 from django_alkstore.services.outcomes import Outcome
@@ -56,7 +57,6 @@ class JobHandle:
     __slots__ = (
         "_lease_lost",
         "_row",
-        "acked_in_transaction",
         "attempt",
         "fence",
         "id",
@@ -80,10 +80,8 @@ class JobHandle:
         self.max_attempts: int = row.max_attempts
         self.lease_expires_at: datetime = from_us(row.lease_expires_at)
         self.fence: int = row.fence
-        self.acked_in_transaction = False
-        """Was `ack_tx` called? Whether its transaction was committed is another matter."""
         self.settled = False
-        """Did one of this handle's own calls end the claim?"""
+        """Did one of this handle's own calls end the claim, and was that committed?"""
         self._lease_lost: threading.Event | None = None
 
     def __repr__(self) -> str:
@@ -114,7 +112,7 @@ class JobHandle:
     @property
     def schedule(self) -> str | None:
         """The schedule that fired it, or `None`."""
-        return self._row.schedule
+        return None if self._row.schedule is None else self._row.schedule.decode(errors="replace")
 
     @property
     def fire_at(self) -> datetime | None:
@@ -186,15 +184,12 @@ class JobHandle:
         then marked for rollback, so that catching the error does not commit.
         """
         require_open(self.using, "ack_tx")
-        connection = connections[self.using]
         acked = write_statement(self.using, lambda db: outcomes.apply(db, self, outcomes.ACK, clock.now_us()))
         if not acked:
             self.lease_lost.set()
             mark_for_rollback(self.using)
             raise LeaseLost(self.id)
-        self.acked_in_transaction = True
-        if connection.in_atomic_block:
-            transaction.on_commit(self._mark_settled, using=self.using)
+        self._settle_at_commit()
 
     def hold(self, duration: float) -> bool:
         """In the caller's open transaction: take the writer lock, and lease for `duration` seconds from now.
@@ -208,6 +203,18 @@ class JobHandle:
 
         return write_statement(self.using, extend)
 
+    def is_processing(self) -> bool:
+        """Is the claim the row's still, lease or no lease?"""
+        return Job.objects.using(self.using).filter(pk=self.id, fence=self.fence, state=State.PROCESSING).exists()
+
+    def _settle_at_commit(self) -> None:
+        """Now, or when the open transaction is committed: a savepoint may still take it back."""
+        connection = connections[self.using]
+        if connection.in_atomic_block:
+            transaction.on_commit(self._mark_settled, using=self.using)
+        elif connection.get_autocommit():
+            self._mark_settled()
+
     def _mark_settled(self) -> None:
         self.settled = True
 
@@ -215,7 +222,7 @@ class JobHandle:
         """End the claim with `outcome`, which the methods above are made of."""
         done = write_statement(self.using, lambda db: outcomes.apply(db, self, outcome, clock.now_us()))
         if done:
-            self.settled = True
+            self._settle_at_commit()
         else:
             self.lease_lost.set()
         return done

@@ -131,7 +131,7 @@ class _Leader:
         try:
             kept = write_transaction(self.alias, lambda _: self._renew(clock.now_us()))
         except DatabaseError as error:
-            signals.emit(signals.database_trouble, doing="renewing the leadership", error=error, pause=0.0)
+            signals.emit(signals.database_trouble, doing="renewing the leadership", error=error, pause=RENEW_EVERY)
             return False
         self.renewed_at = clock.monotonic()
         return kept

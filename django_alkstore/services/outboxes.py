@@ -11,6 +11,7 @@ from django.db import DatabaseError
 
 from django_alkstore import conf
 from django_alkstore.dialects.transactions import require_open, resolve_alias
+from django_alkstore.exceptions import InvalidOption, shown
 from django_alkstore.models import Job
 from django_alkstore.names import outbox_queue
 from django_alkstore.services.claims import claim_from
@@ -59,11 +60,13 @@ class Outbox:
         job back and go on up. Nothing renews the lease but `job.heartbeat()`. Raises `RuntimeError` inside an
         open transaction.
         """
+        deliver = delivery.deliver if hasattr(delivery, "deliver") else delivery
+        if not callable(deliver):
+            raise InvalidOption(f"a delivery is a callable, or has a deliver method; {shown(delivery)} is neither")
         claimed = claim_from(resolve_alias(self._using), self.queue, worker_id, 1, "run_once")
         if not claimed:
             return False
         job = claimed[0]
-        deliver = delivery.deliver if hasattr(delivery, "deliver") else delivery
         try:
             run_to_end(deliver, job)
         except Exception as error:  # noqa: BLE001  whatever it is, it is this attempt's end

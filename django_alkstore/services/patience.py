@@ -1,9 +1,9 @@
 """How a loop goes on after a database error: it says so, waits longer each time, and says when it is over."""
 
-from django.db import DatabaseError, OperationalError, connections
+from django.db import DatabaseError, connections
 
 from django_alkstore import signals
-from django_alkstore.dialects import dialect_of
+from django_alkstore.dialects.transactions import is_contention
 
 FIRST_PAUSE = 0.25
 LONGEST_CONTENTION_PAUSE = 1.0
@@ -23,7 +23,7 @@ class Patience:
     def after(self, error: DatabaseError) -> float:
         """Say what happened, give up the connection it happened on, and return the seconds to wait."""
         connection = connections[self.alias]
-        contention = isinstance(error, OperationalError) and dialect_of(connection).is_contention(error)
+        contention = is_contention(self.alias, error)
         longest = LONGEST_CONTENTION_PAUSE if contention else LONGEST_FAULT_PAUSE
         self._pause = min(max(self._pause * 2, FIRST_PAUSE), longest)
         signals.emit(signals.database_trouble, doing=self.doing, error=error, pause=self._pause)

@@ -20,7 +20,7 @@ from django_alkstore.dialects.transactions import (
     write_statement,
     write_transaction,
 )
-from django_alkstore.exceptions import DuplicateJob, InvalidOption
+from django_alkstore.exceptions import DuplicateJob, InvalidOption, InvalidPayload
 from django_alkstore.models import Job, State
 from django_alkstore.names import validate_name
 from django_alkstore.payloads import decode_payload
@@ -90,9 +90,16 @@ def get_or_enqueue(
     return write_transaction(alias, get_or_insert)
 
 
-def add(alias: str, queue: str, payload: Any, options: Mapping[str, Any], settings: Settings) -> Job:
-    """Store one job in any queue. Shared by queues and outboxes, which have checked the name."""
-    job = _new_job(queue, payload, options, settings)
+def add(
+    alias: str,
+    queue: str,
+    payload: Any,
+    options: Mapping[str, Any],
+    settings: Settings,
+    schedule: str | None = None,
+) -> Job:
+    """Store one job in any queue. Shared by queues, outboxes and schedules, which have checked the names."""
+    job = _new_job(queue, payload, options, settings)._replace(schedule=schedule)
     stored = decode_payload(job.payload)
     if job.unique_key is None:
         job_id = write_statement(alias, lambda db: db.insert_job(job))
@@ -127,9 +134,8 @@ def _new_job(queue: str, payload: Any, options: Mapping[str, Any], settings: Set
 def _encode_item(index: int, payload: Any, settings: Settings) -> str:
     try:
         return encode(payload, settings)
-    except TypeError as error:
-        error.add_note(f"in payloads[{index}]")
-        raise
+    except InvalidPayload as error:
+        raise InvalidPayload(f"payloads[{index}]{str(error).removeprefix('payload')}") from error.__cause__
 
 
 _PAYLOAD = NewJob._fields.index("payload")
@@ -160,6 +166,7 @@ def _instance(alias: str, job_id: int, job: NewJob, payload: Any) -> Job:
         expires_at=None if job.expires_at is None else from_us(job.expires_at),
         fence=0,
         unique_key=job.unique_key,
+        schedule=job.schedule,
         errors=[],
         created_at=created_at,
     )

@@ -8,7 +8,7 @@ from django_alkstore import clock, conf, signals
 from django_alkstore.clock import LAST_US, from_us, to_us
 from django_alkstore.dialects import Operations
 from django_alkstore.dialects.base import NewJob, StoredSchedule
-from django_alkstore.dialects.transactions import resolve_alias, write_transaction
+from django_alkstore.dialects.transactions import after_commit, resolve_alias, write_transaction
 from django_alkstore.durations import aware_moment
 from django_alkstore.exceptions import AlkstoreError, InvalidPayload, InvalidSpec
 from django_alkstore.models import Job, Schedule
@@ -155,10 +155,7 @@ def fire_schedule(name: str, *, using: str | None = None) -> Job | None:
         validate_name("queue", row.queue)
         options = {key: getattr(row, key) for key in FireOptions.__optional_keys__}
         payload = _readable(row.payload)
-        job = add(alias, row.queue, payload, options, conf.settings())
-        job.schedule = name
-        job.save(using=alias, update_fields=["schedule"])
-        return job
+        return add(alias, row.queue, payload, options, conf.settings(), schedule=name)
 
     return write_transaction(alias, fire)
 
@@ -190,7 +187,7 @@ def tick(now: datetime | None = None, *, using: str | None = None) -> list[Fire]
     moment = None if now is None else aware_moment("now", now)
     alias = resolve_alias(using)
     ticked = write_transaction(alias, lambda db: tick_step(db, clock.now_us() if moment is None else moment))
-    ticked.announce()
+    after_commit(alias, ticked.announce)
     return ticked.fires
 
 
