@@ -121,7 +121,7 @@ def _effective_pragmas(connection: DatabaseWrapper) -> tuple[str, float]:
             journal = cursor.execute("PRAGMA journal_mode").fetchone()[0]
             timeout = cursor.execute("PRAGMA busy_timeout").fetchone()[0] / 1000
     except DatabaseError as error:
-        return f"unreadable ({error})", 0.0
+        return f"unreadable ({error})", MINIMUM_BUSY_TIMEOUT
     finally:
         probe.close()
     return str(journal).lower(), timeout

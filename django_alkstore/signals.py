@@ -6,6 +6,7 @@ keyword arguments as listed beside each event.
 """
 
 import logging
+import traceback
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -20,6 +21,7 @@ worker_stopping = Signal()  # reason, running
 worker_stopped = Signal()  # completed, failed
 worker_gave_back = Signal()  # job_ids, reason
 worker_exhausted = Signal()  # job_ids
+worker_locked = Signal()  # job_ids
 job_started = Signal()  # job
 job_completed = Signal()  # job, seconds
 job_settled = Signal()  # job, seconds: the handler settled it itself
@@ -27,7 +29,7 @@ job_retried = Signal()  # job, seconds, error, traceback, retry_in
 job_died = Signal()  # job, seconds, error, traceback
 job_raised_late = Signal()  # job, error, traceback: after the handler had settled the job itself
 job_snoozed = Signal()  # job, delay
-lease_lost = Signal()  # job, what
+lease_lost = Signal()  # job, what, traceback
 job_lapsed = Signal()  # job_id, queue, dead
 job_expired = Signal()  # job_id, queue
 job_unreadable = Signal()  # job_id, queue, reason
@@ -55,7 +57,11 @@ def emit(event: Signal, **data: Any) -> None:
     level, say = _words[event]
     if logger.isEnabledFor(level):
         # Not `logger.log`: looking for the caller, which is always this function, costs a third of a line.
-        logger.handle(logger.makeRecord(logger.name, level, __file__, 0, say(**data), (), None, "emit"))
+        record = logger.makeRecord(logger.name, level, __file__, 0, say(**data), (), None, "emit")
+        try:
+            logger.handle(record)
+        except Exception:  # noqa: BLE001  a handler of the project's must not undo what it was only to be told of
+            traceback.print_exc()
     if event.receivers:
         event.send_robust(sender=None, **data)
 
@@ -129,6 +135,14 @@ _log(
         f"every thread is held by a handler past its time limit (jobs {_ids(job_ids)}); exiting to be started afresh"
     ),
 )
+_log(
+    worker_locked,
+    logging.ERROR,
+    lambda job_ids: (
+        f"an atomic handler past its time limit holds the writer lock (jobs {_ids(job_ids)}); "
+        "exiting to free it and to be started afresh"
+    ),
+)
 _log(job_started, logging.DEBUG, lambda job: f"started {_job(job)} ({_attempt(job)})")
 _log(job_completed, logging.INFO, lambda job, seconds: f"completed {_job(job)} in {seconds:.3f} s")
 _log(
@@ -162,7 +176,9 @@ _log(job_snoozed, logging.INFO, lambda job, delay: f"snoozed {_job(job)} for {de
 _log(
     lease_lost,
     logging.WARNING,
-    lambda job, what: f"lost the lease on {_job(job)} ({_attempt(job)}): its {what} changed nothing",
+    lambda job, what, traceback: (
+        f"lost the lease on {_job(job)} ({_attempt(job)}): its {what} changed nothing{_behind(traceback)}"
+    ),
 )
 _log(
     job_lapsed,

@@ -27,6 +27,8 @@ TOLD = 1.0
 POLLED = 0.02
 """Seconds between looks where it does not."""
 FIRST_STEP = 0.0001
+FOREIGN_PAUSE = 0.002
+"""Seconds to let further events gather after one of another file, such as a log in the same directory."""
 _SELECTABLE = 0.001
 """Seconds. `epoll` waits in whole milliseconds; shorter steps are slept."""
 
@@ -114,6 +116,8 @@ class Watch:
                 return True
             if self._told_of_our_file():
                 self._step = FIRST_STEP
+            else:
+                _sleep(FOREIGN_PAUSE)
         return False
 
     def _drain_bell(self) -> None:

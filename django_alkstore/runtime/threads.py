@@ -1,5 +1,6 @@
 """The threads that run handlers, and the two lists through which they meet the worker's loop."""
 
+import os
 import threading
 from collections import deque
 from collections.abc import Callable, Iterable
@@ -38,6 +39,7 @@ class Threads:
 
     def __init__(self, count: int, ring: Callable[[], None]) -> None:
         self.count = count
+        self._process = os.getpid()
         self._ring = ring
         self._waiting: dict[Run, None] = {}
         """What has been given and neither started nor withdrawn."""
@@ -123,6 +125,8 @@ class Threads:
             run.started_at = clock.monotonic()
             signals.emit(signals.job_started, job=run.job)
             ending = perform(run.registration, run.job)
+            if os.getpid() != self._process:
+                os._exit(0)  # a child that the handler forked and let fall through: no worker, and nothing to write
             if tidy_connections() and ending.outcome is ACK:
                 # What it wrote is not there: its job must not count as done.
                 ending = Ending(retry("the handler left a transaction open, which was rolled back"), ending.seconds)

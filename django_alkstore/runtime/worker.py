@@ -1,10 +1,10 @@
 """The worker: one loop that owns all of the queue's writes, and threads that run handlers.
 
-Each round of the loop is at most one transaction: it finishes what has ended, renews the leases that need it
-and claims what the free threads can start. With many short jobs a round finishes and claims many at once; a
-lone job is claimed and finished at once, waiting for nobody. While a handler runs, no transaction of the
-library is open. A crash between a handler's end and the commit of its round means a redelivery, as a crash
-before the handler's end does.
+Each round of the loop is one transaction, if there is anything to write: it finishes what has ended, renews the
+leases that need it and claims what the free threads can start. With many short jobs a round finishes and claims
+many at once; a lone job is claimed and finished at once, waiting for nobody. While a handler runs, no transaction
+of the library is open (`atomic=True` aside). A crash between a handler's end and the commit of its round means a
+redelivery, as a crash before the handler's end does.
 
 What the loop waits for, in one place (`Watch`): a commit by anybody, a handler's end (the bell), a signal (the
 bell), and its own deadlines: a job's due moment, a lease to renew, a time limit, the grace's end.
@@ -40,6 +40,8 @@ LONGEST_PREFETCH = 1.0
 QUICK = 0.1
 """Seconds. Only while handlers take less than this on average is anything claimed ahead."""
 RENEWALS_PER_LEASE = 3
+SETTLE = 0.02
+"""Seconds between two looks at queues that were found empty."""
 
 EXIT_OK = 0
 EXIT_GRACE_OVER = 1
@@ -108,6 +110,7 @@ class Worker:
         """When there may be something to claim, by queue, in microseconds; `None`: not known, ask."""
         self._seen = self._watch.version()
         """The database's version before anything was learnt that `_due` still says."""
+        self._looked_at = 0.0
         self._rotation = 0
         self._mean_seconds = LONGEST_PREFETCH
         self._upkeep = Upkeep(alias)
@@ -326,7 +329,7 @@ class Worker:
             if run.job.settled:
                 signals.emit(signals.job_raised_late, job=run.job, error=outcome.error, traceback=outcome.traceback)
             else:
-                self._note_lost(run, outcome.kind.name.lower().replace("_", " "))
+                self._note_lost(run, outcome.kind.name.lower().replace("_", " "), outcome.traceback)
             return
         if outcome.kind is Kind.GIVE_BACK:
             if outcome.delay is not None:
@@ -340,16 +343,17 @@ class Worker:
         else:
             signals.emit(signals.job_retried, job=run.job, retry_in=wait, **said)
 
-    def _note_lost(self, run: Run, what: str) -> None:
+    def _note_lost(self, run: Run, what: str, traceback: str = "") -> None:
         run.lost = True
         run.job.lease_lost.set()
-        signals.emit(signals.lease_lost, job=run.job, what=what)
+        signals.emit(signals.lease_lost, job=run.job, what=what, traceback=traceback)
 
     def _look_ahead(self) -> None:
         """For each queue that was found empty: when is its next job due? Costs a read, only after news."""
         for queue, moment in self._due.items():
             if moment is None:
                 self._due[queue] = next_claim_us(self.alias, [queue]) or _NEVER
+                self._looked_at = clock.monotonic()
 
     # Waiting
 
@@ -359,6 +363,10 @@ class Worker:
         if not self._threads.any_ended() and timeout > 0:
             if self._wants_more():
                 if self._watch.wait(self._seen, timeout):
+                    # While others keep committing what is no work of ours, it is looked for now and then only.
+                    pause = self._looked_at + SETTLE - clock.monotonic()
+                    if pause > 0:
+                        self._watch.wait_for_bell(pause)
                     # Somebody has committed: what was known about empty queues is out of date.
                     self._seen = self._watch.version()
                     self._forget_the_empty()
@@ -400,6 +408,8 @@ class Worker:
 
     def _verdict(self) -> int | None:
         """The exit code, once there is one."""
+        if any(run.registration.atomic for run in self._stuck):
+            return self._give_up_locked()
         if len(self._stuck) >= self.concurrency and not self._unwritten:
             return self._give_up()
         if not self._stops:
@@ -421,6 +431,13 @@ class Worker:
         self.at_stop(1.0)
         self._take_back("exiting")
         self._give_back_all("exiting")
+        return EXIT_EXHAUSTED
+
+    def _give_up_locked(self) -> int:
+        """A handler past its limit holds the writer lock: until the process ends, nobody writes, this loop neither."""
+        signals.emit(signals.worker_locked, job_ids=sorted(run.job.id for run in self._stuck))
+        signals.flush()
+        self._end_process(EXIT_EXHAUSTED)
         return EXIT_EXHAUSTED
 
     def _leave_at_once(self) -> int:

@@ -70,6 +70,8 @@ class JobHandle:
 
     def __init__(self, using: str, row: ClaimedJob) -> None:
         """`ValueError` and its kind where the stored row cannot be read."""
+        if not isinstance(row.visibility_timeout, (int, float)) or not isinstance(row.backoff_base, (int, float)):
+            raise TypeError("its visibility timeout or its backoff base is not a number")
         self._row = row
         self.using = using
         self.id: int = row.id

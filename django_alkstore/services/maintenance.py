@@ -6,6 +6,7 @@ from django_alkstore import clock, conf, signals
 from django_alkstore.clock import SECOND
 from django_alkstore.dialects.transactions import resolve_alias, write_statement
 from django_alkstore.models import State
+from django_alkstore.services.claims import sweep
 
 PRUNE_BATCH = 500
 """Rows deleted in one transaction: some milliseconds of the writer lock."""
@@ -53,7 +54,7 @@ def prune_batch(alias: str) -> dict[str, int]:
 
 
 class Upkeep:
-    """When a running worker or scheduler prunes next: at its start, each minute, and at once while there is more."""
+    """When a worker or scheduler prunes and sweeps: at its start, each minute, and at once while there is more."""
 
     def __init__(self, alias: str) -> None:
         self.alias = alias
@@ -65,13 +66,15 @@ class Upkeep:
         return max(0.0, self._due_at - clock.monotonic())
 
     def step(self) -> None:
-        """Prune one batch, if it is time. What a round has removed is announced at its end."""
+        """Prune one batch, if it is time; at the round's end sweep, and announce what it has removed."""
         if self.due_in() > 0:
             return
         batch = prune_batch(self.alias)
         self._removed.update(batch)
         if batch:
             return
+        # A worker whose threads are all busy claims nothing, and so sweeps nothing on the way.
+        sweep(using=self.alias)
         self._due_at = clock.monotonic() + UPKEEP_INTERVAL
         if self._removed:
             signals.emit(signals.jobs_pruned, removed=dict(self._removed))
