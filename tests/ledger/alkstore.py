@@ -413,3 +413,9 @@ def locked(job: JobHandle) -> None:
             Entry.objects.create(text="never")
         finally:
             raw.execute("ROLLBACK")
+
+
+@handler("atomic-stubborn", atomic=True, time_limit=0.5)
+def atomic_stubborn(job: JobHandle) -> None:
+    """Holds the writer lock until the file that its payload names exists."""
+    stubborn(job)
