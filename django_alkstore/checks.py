@@ -2,6 +2,7 @@
 
 from collections.abc import Iterator, Sequence
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any
 
 from django.apps import AppConfig
@@ -92,8 +93,7 @@ def _check_options(connection: DatabaseWrapper) -> Iterator[CheckMessage]:
             hint="Mark read-only views with @transaction.non_atomic_requests, or open transactions where you write.",
             id="alkstore.W003",
         )
-    # A database that is not there yet is not made by looking at it.
-    if connection.is_in_memory_db() or not Path(connection.settings_dict["NAME"]).exists():
+    if connection.is_in_memory_db():
         return
     journal, timeout = _effective_pragmas(connection)
     if journal != "wal":
@@ -113,15 +113,23 @@ def _check_options(connection: DatabaseWrapper) -> Iterator[CheckMessage]:
 def _effective_pragmas(connection: DatabaseWrapper) -> tuple[str, float]:
     """Journal mode and busy timeout in seconds, as a live connection has them and not as the settings say.
 
-    On a connection of its own: this thread's may be inside a transaction.
+    On a connection of its own: this thread's may be inside a transaction. A database that is not there yet is not
+    made by looking at it: the settings are tried on a file for the purpose.
     """
     probe = connections.create_connection(connection.alias)
-    try:
-        with probe.cursor() as cursor:
-            journal = cursor.execute("PRAGMA journal_mode").fetchone()[0]
-            timeout = cursor.execute("PRAGMA busy_timeout").fetchone()[0] / 1000
-    except DatabaseError as error:
-        return f"unreadable ({error})", MINIMUM_BUSY_TIMEOUT
-    finally:
-        probe.close()
+    with TemporaryDirectory() as folder:
+        if not _is_there(str(connection.settings_dict["NAME"])):
+            probe.settings_dict = {**probe.settings_dict, "NAME": str(Path(folder) / "probe.sqlite3")}
+        try:
+            with probe.cursor() as cursor:
+                journal = cursor.execute("PRAGMA journal_mode").fetchone()[0]
+                timeout = cursor.execute("PRAGMA busy_timeout").fetchone()[0] / 1000
+        except DatabaseError as error:
+            return f"unreadable ({error})", MINIMUM_BUSY_TIMEOUT
+        finally:
+            probe.close()
     return str(journal).lower(), timeout
+
+
+def _is_there(name: str) -> bool:
+    return name.startswith("file:") or Path(name).exists()

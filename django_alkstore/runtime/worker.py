@@ -113,7 +113,7 @@ class Worker:
         self._looked_at = 0.0
         self._rotation = 0
         self._mean_seconds = LONGEST_PREFETCH
-        self._upkeep = Upkeep(alias)
+        self._upkeep = Upkeep(alias, self.registrations)
         self._patience = Patience("working", alias)
         self._paused_until = 0.0
         self._stops: list[str] = []

@@ -155,11 +155,12 @@ def sweep(queue: str | None = None, *, using: str | None = None) -> int:
     """
     alias = resolve_alias(using)
     if queue is not None:
-        return _sweep_whole_queue(alias, validate_name("queue", queue))
-    return sum(_sweep_whole_queue(alias, name) for name in read(alias, lambda db: db.live_queues()))
+        return sweep_whole_queue(alias, validate_name("queue", queue))
+    return sum(sweep_whole_queue(alias, name) for name in read(alias, lambda db: db.live_queues()))
 
 
-def _sweep_whole_queue(alias: str, queue: str) -> int:
+def sweep_whole_queue(alias: str, queue: str) -> int:
+    """Put right all of one queue's lapsed and expired jobs, of whatever kind the queue is: how many."""
     changed: set[int] = set()
     while ids := _sweep_once(alias, queue):
         changed.update(ids)  # a job that lapsed and had expired too is touched twice and counted once

@@ -1,12 +1,13 @@
 """Keeping the table small: finished jobs are deleted once their time is over, in small batches."""
 
 from collections import Counter
+from collections.abc import Iterable
 
 from django_alkstore import clock, conf, signals
 from django_alkstore.clock import SECOND
 from django_alkstore.dialects.transactions import resolve_alias, write_statement
 from django_alkstore.models import State
-from django_alkstore.services.claims import sweep
+from django_alkstore.services.claims import sweep_whole_queue
 
 PRUNE_BATCH = 500
 """Rows deleted in one transaction: some milliseconds of the writer lock."""
@@ -56,8 +57,10 @@ def prune_batch(alias: str) -> dict[str, int]:
 class Upkeep:
     """When a worker or scheduler prunes and sweeps: at its start, each minute, and at once while there is more."""
 
-    def __init__(self, alias: str) -> None:
+    def __init__(self, alias: str, queues: Iterable[str] = ()) -> None:
+        """`queues`: those to sweep; a worker's own, since the jobs of others are not its to touch."""
         self.alias = alias
+        self._queues = tuple(queues)
         self._due_at = clock.monotonic()
         self._removed: Counter[str] = Counter()
 
@@ -74,7 +77,8 @@ class Upkeep:
         if batch:
             return
         # A worker whose threads are all busy claims nothing, and so sweeps nothing on the way.
-        sweep(using=self.alias)
+        for queue in self._queues:
+            sweep_whole_queue(self.alias, queue)
         self._due_at = clock.monotonic() + UPKEEP_INTERVAL
         if self._removed:
             signals.emit(signals.jobs_pruned, removed=dict(self._removed))

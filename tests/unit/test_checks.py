@@ -87,6 +87,7 @@ def test_w002_a_journal_that_is_not_wal(project: dict[str, Any]) -> None:
 def test_f133_w002_goes_by_the_journal_mode_that_the_file_really_has(project: dict[str, Any]) -> None:
     del project["OPTIONS"]["init_command"]
     assert ids() == ["alkstore.W002"]
+    assert not Path(project["NAME"]).exists(), "a check makes no database"
     raw = sqlite3.connect(project["NAME"])
     raw.execute("PRAGMA journal_mode=WAL")
     raw.close()
