@@ -167,14 +167,15 @@ class Worker:
         self._collect()
         if clock.monotonic() < self._paused_until:
             return
-        work = self._plan()
         try:
+            # Before anything is handed out: it writes, and would wait for an atomic handler to end.
+            self._upkeep.step()
+            work = self._plan()
             if work:
                 written = write_transaction(self.alias, partial(self._write, work))
                 self._unwritten.clear()
                 self._follow_up(work, written)
             self._look_ahead()
-            self._upkeep.step()
             self._patience.reset()
         except DatabaseError as error:
             self._paused_until = clock.monotonic() + self._patience.after(error)
@@ -257,7 +258,7 @@ class Worker:
             claims = [run.job.claim for run in work.acks]
             written.acked = outcomes.ack_all(db, claims, now)
         for run, outcome in work.endings:
-            written.endings.append(outcomes.apply(db, run.job, outcome, now))
+            written.endings.append(outcomes.apply(db, run.job, outcome, _in_time(run, now)))
         for run in work.renewals:
             # Not earlier than the handler's own heartbeat has it.
             ends = min(now + round(run.job.visibility_timeout * SECOND), LAST_US)
@@ -297,7 +298,7 @@ class Worker:
             if ends is not None:
                 run.job.lease_expires_at = from_us(ends)
                 self._set_renewal(run, now)
-            elif run.holds_lease:
+            elif run.holds_lease and not run.registration.atomic:
                 self._note_lost(run, "renewal")
         for run in work.acks:
             self._note_ack(run, took_effect=run.job.id in written.acked)
@@ -463,3 +464,12 @@ class Worker:
 
 
 _NEVER = 2**63 - 1
+
+
+def _in_time(run: Run, now: int) -> int:
+    """The moment of an attempt's end. An atomic handler's is never past its lease.
+
+    It held the writer lock for as long as it ran, so that nobody could renew its lease, nor take it. If anybody has
+    taken it since, the fence says so.
+    """
+    return min(now, to_us(run.job.lease_expires_at) - 1) if run.registration.atomic else now

@@ -14,6 +14,7 @@ from typing import Any
 
 from django.db import IntegrityError, connection, transaction
 
+from django_alkstore import clock
 from django_alkstore.exceptions import Discard, Retry, Snooze
 from django_alkstore.registry import delivery, handler
 from django_alkstore.services import JobHandle
@@ -419,3 +420,11 @@ def locked(job: JobHandle) -> None:
 def atomic_stubborn(job: JobHandle) -> None:
     """Holds the writer lock until the file that its payload names exists."""
     stubborn(job)
+
+
+@handler("atomic-late", atomic=True)
+def atomic_late(job: JobHandle) -> None:
+    """Outlives its lease, and then gives up."""
+    while job.lease_expires_at > clock.now():
+        threading.Event().wait(0.02)
+    raise Discard("the real reason")

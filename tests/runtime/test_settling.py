@@ -131,6 +131,16 @@ def test_an_atomic_handler_that_hangs_ends_the_process_which_holds_the_writer_lo
     assert enqueue("noop", None).pk
 
 
+def test_an_atomic_handler_that_outlives_its_lease_still_has_the_last_word(start: Callable[..., Process]) -> None:
+    job = enqueue("atomic-late", None, visibility_timeout=1)
+    worker = start("run_queue", "atomic-late", "--concurrency", "1")
+    worker.wait_for("dead: job")
+    after = get_job(job.pk)
+    assert after is not None
+    assert (after.state, after.attempts, after.last_error) == ("dead", 1, "Discard: the real reason")
+    assert "lost the lease" not in worker.output
+
+
 def test_a_claim_whose_renewal_is_refused_is_handed_out_all_the_same(monkeypatch: pytest.MonkeyPatch) -> None:
     job = enqueue("work", None)
     monkeypatch.setattr(claims, "STALE", -1.0)
