@@ -11,6 +11,7 @@ from django.db import OperationalError
 
 from django_alkstore import clock, failures, signals
 from django_alkstore.clock import from_us
+from django_alkstore.conf import positive_int
 from django_alkstore.dialects import Operations
 from django_alkstore.dialects.base import ClaimedJob
 from django_alkstore.dialects.transactions import (
@@ -23,7 +24,7 @@ from django_alkstore.dialects.transactions import (
 )
 from django_alkstore.names import validate_name
 from django_alkstore.services.handles import JobHandle
-from django_alkstore.services.options import check_limit, check_text
+from django_alkstore.services.options import check_text
 
 SWEEP_BATCH = 200
 """Jobs put right in one transaction."""
@@ -70,7 +71,7 @@ def claim_batch(queue: str, worker_id: str, limit: int = 1, *, using: str | None
 def claim_from(alias: str, queue: str, worker_id: str, limit: int, what: str) -> list[JobHandle]:
     """As `claim_batch`, for any queue; `what` is its name in the error."""
     check_text("worker_id", worker_id)
-    check_limit("limit", limit)
+    positive_int("limit", limit)
     refuse_open(alias, what)
     return claim_due(alias, queue, worker_id, limit)
 
@@ -78,15 +79,17 @@ def claim_from(alias: str, queue: str, worker_id: str, limit: int, what: str) ->
 def claim_due(alias: str, queue: str, worker_id: str, limit: int) -> list[JobHandle]:
     """Claim, sweeping what stands in the way, whatever transaction is open. The arguments have been checked."""
     while True:
-        started = clock.monotonic()
+        started = clock.waiting_from()
         rows = _claim_rows(alias, queue, worker_id, limit)
         claimed, broken = handles_of(alias, rows)
         if broken:
             _bury(alias, broken)
+        if claimed and clock.waited_since(started) >= STALE:
+            claimed = _renewed(claimed)
         if claimed:
-            waited = clock.monotonic() - started
-            return claimed if waited < STALE else _renewed(claimed)
-        if not broken and not _sweep_once(alias, queue):
+            return claimed
+        # What was claimed and could not be kept is due again, like the rest.
+        if not rows and not _sweep_once(alias, queue):
             return []
 
 

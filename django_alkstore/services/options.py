@@ -126,10 +126,6 @@ def check_text(option: str, value: object) -> str:
     return str.__str__(value)
 
 
-def check_limit(option: str, value: object) -> int:
-    return conf.positive_int(option, value)
-
-
 def _refuse_unknown(options: Mapping[str, Any], known: frozenset[str]) -> None:
     unknown = options.keys() - known
     if unknown:
