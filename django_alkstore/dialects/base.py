@@ -12,6 +12,7 @@ Rules for all of them:
 
 from abc import ABC, abstractmethod
 from collections.abc import Iterable, Sequence
+from contextlib import AbstractContextManager
 from typing import Any, NamedTuple, Protocol
 
 from django.db import OperationalError
@@ -259,6 +260,10 @@ class Dialect(ABC):
     @abstractmethod
     def take_writer_lock(self, connection: BaseDatabaseWrapper, cursor: Cursor, *, fresh: bool) -> None:
         """Hold whatever serialises writers from here to the end of the transaction; `fresh`: it has just begun."""
+
+    @abstractmethod
+    def begin(self, connection: BaseDatabaseWrapper, cursor: Cursor) -> AbstractContextManager[object]:
+        """A transaction that holds whatever serialises writers from its start, where none is open yet."""
 
     @abstractmethod
     def is_contention(self, error: OperationalError) -> bool:

@@ -9,7 +9,8 @@ of the project's own), they go through Django's, and are seen.
 
 import re
 import sqlite3
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from functools import lru_cache
 from types import TracebackType
 from typing import Any, NoReturn, Protocol, Self, cast
@@ -41,7 +42,7 @@ class Cursor(Protocol):
 
 def open_cursor(connection: BaseDatabaseWrapper) -> Cursor:
     """The driver's own cursor, or Django's where anybody looks on."""
-    return cast("Cursor", connection.cursor()) if _is_watched(connection) else _DirectCursor(connection)
+    return cast("Cursor", connection.cursor()) if _is_watched(connection) else DirectCursor(connection)
 
 
 @lru_cache(maxsize=16)
@@ -61,7 +62,7 @@ def _is_watched(connection: BaseDatabaseWrapper) -> bool:
     )
 
 
-class _DirectCursor:
+class DirectCursor:
     """The driver's cursor: Django's placeholders in, Django's errors out."""
 
     __slots__ = ("_connection", "_cursor")
@@ -101,6 +102,28 @@ class _DirectCursor:
             return self._cursor.executemany(_driver_text(text), params)
         except sqlite3.Error:
             self._raise_as_django()
+
+    @contextmanager
+    def transaction(self, begin: str) -> Iterator[None]:
+        """A transaction that Django is not told of, which saves half of a short one's cost.
+
+        Inside, only this cursor may be used: an `atomic` block would begin a transaction of its own.
+        """
+        self.execute(begin)
+        try:
+            yield
+            self.execute("COMMIT")
+        except BaseException:
+            self._roll_back()
+            raise
+
+    def _roll_back(self) -> None:
+        raw = self._connection.connection
+        try:
+            if raw.in_transaction:  # after some errors SQLite has rolled back itself
+                raw.execute("ROLLBACK")
+        except sqlite3.Error:
+            self._connection.close()  # as Django does: with the connection goes the transaction
 
     def fetchone(self) -> Any:
         try:

@@ -5,11 +5,12 @@ transaction of `set_autocommit(False)` before those only.
 """
 
 import sqlite3
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import AbstractContextManager, contextmanager
 from functools import lru_cache
 from typing import Any
 
-from django.db import OperationalError, connections
+from django.db import OperationalError, connections, transaction
 from django.db.backends.base.base import BaseDatabaseWrapper
 
 from django_alkstore.clock import LAST_US
@@ -25,7 +26,7 @@ from django_alkstore.dialects.base import (
     QueueCounts,
     StoredSchedule,
 )
-from django_alkstore.dialects.cursors import Cursor, open_cursor
+from django_alkstore.dialects.cursors import Cursor, DirectCursor, open_cursor
 from django_alkstore.models import Job, Lock, Schedule
 
 MINIMUM_VERSION = (3, 35)
@@ -377,6 +378,18 @@ class SQLite(Dialect):
         # BEGIN IMMEDIATE and BEGIN EXCLUSIVE have taken it; a deferred BEGIN has taken nothing.
         if not (fresh and connection.transaction_mode in ("IMMEDIATE", "EXCLUSIVE")):  # type: ignore[attr-defined]
             cursor.execute(TAKE_WRITER_LOCK)
+
+    def begin(self, connection: BaseDatabaseWrapper, cursor: Cursor) -> AbstractContextManager[object]:
+        if isinstance(cursor, DirectCursor):
+            exclusive = connection.transaction_mode == "EXCLUSIVE"  # type: ignore[attr-defined]
+            return cursor.transaction("BEGIN EXCLUSIVE" if exclusive else "BEGIN IMMEDIATE")
+        return self._begin_watched(connection, cursor)
+
+    @contextmanager
+    def _begin_watched(self, connection: BaseDatabaseWrapper, cursor: Cursor) -> Iterator[None]:
+        with transaction.atomic(using=connection.alias):
+            self.take_writer_lock(connection, cursor, fresh=True)
+            yield
 
     def is_contention(self, error: OperationalError) -> bool:
         code = getattr(error.__cause__, "sqlite_errorcode", None)

@@ -133,6 +133,23 @@ def write_transaction(using: str, body: Callable[[Operations], T]) -> T:
     return run() if nested else _wait_in_line(connection, run)
 
 
+def write_operations(using: str, body: Callable[[Operations], T]) -> T:
+    """As `write_transaction`, for a body that uses nothing but its operations: no model, no service.
+
+    By itself such a transaction needs none of what Django keeps account of in an `atomic` block.
+    """
+    connection = connections[using]
+    if is_open(connection):
+        return write_transaction(using, body)
+    dialect = dialect_of(connection)
+
+    def run() -> T:
+        with dialect.open_cursor(connection) as cursor, dialect.begin(connection, cursor):
+            return body(dialect.operations(cursor))
+
+    return _wait_in_line(connection, run)
+
+
 def read(using: str, body: Callable[[Operations], T]) -> T:
     """Run reading operations."""
     connection = connections[using]

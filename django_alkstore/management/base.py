@@ -12,7 +12,8 @@ from django.db import DatabaseError, NotSupportedError, connections
 from django_alkstore import clock
 from django_alkstore.dialects.transactions import is_contention, resolve_alias
 from django_alkstore.models import Job
-from django_alkstore.runtime.loop import NotRegistered, refuse_in_memory, show_log
+from django_alkstore.runtime.lines import show_log
+from django_alkstore.runtime.loop import NotRegistered, refuse_in_memory
 from django_alkstore.services.patience import Patience
 
 EXIT_USAGE = 2

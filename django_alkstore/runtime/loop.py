@@ -1,8 +1,6 @@
-"""What the commands share: signals, log output, the choice of handlers, and running to an exit code."""
+"""What the commands share: signals, the choice of handlers, and running to an exit code."""
 
-import logging
 import signal
-import sys
 import threading
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
@@ -41,20 +39,6 @@ def stopped_by_signals(stop: Callable[[str], None]) -> Iterator[None]:
     finally:
         for number, handler in before.items():
             signal.signal(number, handler)
-
-
-def show_log(verbosity: int) -> None:
-    """Let the library's log lines be seen under Django's default logging, which shows warnings at most.
-
-    What the project has configured stands: its level, and its handlers, to which nothing is added.
-    """
-    logger = signals.logger
-    if logger.level == logging.NOTSET:
-        logger.setLevel({0: logging.WARNING, 1: logging.INFO}.get(verbosity, logging.DEBUG))
-    if not logger.hasHandlers():
-        handler = logging.StreamHandler(sys.stderr)
-        handler.setFormatter(logging.Formatter("%(asctime)s %(levelname)s %(message)s"))
-        logger.addHandler(handler)
 
 
 def refuse_in_memory(alias: str) -> None:

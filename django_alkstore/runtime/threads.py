@@ -49,7 +49,9 @@ class Threads:
         """`True` calls one sleeping thread, `False` ends one."""
         self._ended: deque[tuple[Run, Ending]] = deque()
         self.quiet = False
-        """Set by the loop before it sleeps: only then does an ending ring."""
+        """Set by the loop before it sleeps: the first ending after that rings."""
+        self.one_by_one = False
+        """Set by the loop while handlers are quicker than waking a thread: see `call_next`."""
         self._threads = [
             threading.Thread(target=self._work, name=f"alkstore-handler-{number}", daemon=True)
             for number in range(count)
@@ -63,16 +65,20 @@ class Threads:
         for run in runs:
             self._waiting[run] = None
             self._inbox.append(run)
-        self._call_one()
+        self.call_next()
 
-    def _call_one(self) -> None:
-        """Wake one thread, if any sleeps and there is something to start.
+    def call_next(self) -> None:
+        """Wake one thread, if there is something to start.
 
-        It wakes the next one itself, before it starts: waking costs more than a short handler, and one awake
-        thread ends several of those before another is there.
+        An awake thread wakes the next one before it starts, unless they are called one by one: waking costs more
+        than a short handler, and one awake thread ends several of those before another is there. The loop then
+        calls the next after a moment, if anything is left.
         """
         if self._inbox and self._calls.empty():
             self._calls.put(True)
+
+    def any_waiting(self) -> bool:
+        return bool(self._inbox)
 
     def withdraw(self) -> list[Run]:
         """Take back what no thread has started."""
@@ -116,7 +122,8 @@ class Threads:
                 if not self._calls.get():
                     return None
                 continue
-            self._call_one()
+            if not self.one_by_one:
+                self.call_next()
             if self._take(run):
                 return run
 
@@ -131,5 +138,6 @@ class Threads:
                 # What it wrote is not there: its job must not count as done.
                 ending = Ending(retry("the handler left a transaction open, which was rolled back"), ending.seconds)
             self._ended.append((run, ending))
-            if self.quiet:
+            if self.quiet and not (self.one_by_one and self._inbox):
+                self.quiet = False  # one ring is enough: the loop takes in all that has ended by then
                 self._ring()

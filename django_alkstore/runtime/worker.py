@@ -18,12 +18,13 @@ from functools import partial
 from django.db import DatabaseError, connections
 
 from django_alkstore import clock, failures, signals
-from django_alkstore.clock import LAST_US, SECOND, from_us, to_us
+from django_alkstore.clock import LAST_US, SECOND
 from django_alkstore.dialects import Operations
 from django_alkstore.dialects.base import ClaimedJob
-from django_alkstore.dialects.transactions import write_statement, write_transaction
+from django_alkstore.dialects.transactions import write_operations, write_statement
 from django_alkstore.dialects.watch import Watch
 from django_alkstore.registry import Registration
+from django_alkstore.runtime.lines import gathered
 from django_alkstore.runtime.perform import Ending
 from django_alkstore.runtime.threads import Run, Threads
 from django_alkstore.services import JobHandle, outcomes
@@ -39,6 +40,8 @@ LONGEST_PREFETCH = 1.0
 """Seconds that a claimed job may wait for a free thread before it is given back."""
 QUICK = 0.1
 """Seconds. Only while handlers take less than this on average is anything claimed ahead."""
+INSTANT = 0.002
+"""Seconds. Handlers that take less on average have one thread called after the other, this far apart."""
 RENEWALS_PER_LEASE = 3
 SETTLE = 0.02
 """Seconds between two looks at queues that were found empty."""
@@ -164,7 +167,8 @@ class Worker:
     # One round
 
     def _round(self) -> None:
-        self._collect()
+        with gathered():
+            self._collect()
         if clock.monotonic() < self._paused_until:
             return
         try:
@@ -172,9 +176,10 @@ class Worker:
             self._upkeep.step()
             work = self._plan()
             if work:
-                written = write_transaction(self.alias, partial(self._write, work))
+                written = write_operations(self.alias, partial(self._write, work))
                 self._unwritten.clear()
-                self._follow_up(work, written)
+                with gathered():
+                    self._follow_up(work, written)
             self._look_ahead()
             self._patience.reset()
         except DatabaseError as error:
@@ -262,7 +267,7 @@ class Worker:
         for run in work.renewals:
             # Not earlier than the handler's own heartbeat has it.
             ends = min(now + round(run.job.visibility_timeout * SECOND), LAST_US)
-            ends = max(ends, to_us(run.job.lease_expires_at))
+            ends = max(ends, run.job.lease_expires_us)
             written.renewals.append(ends if db.renew(run.job.claim, now, ends) else None)
         self._claim(db, work, written)
         return written
@@ -296,7 +301,7 @@ class Worker:
             self._due[queue] = None
         for run, ends in zip(work.renewals, written.renewals, strict=True):
             if ends is not None:
-                run.job.lease_expires_at = from_us(ends)
+                run.job.lease_expires_us = ends
                 self._set_renewal(run, now)
             elif run.holds_lease and not run.registration.atomic:
                 self._note_lost(run, "renewal")
@@ -360,6 +365,9 @@ class Worker:
 
     def _wait(self) -> None:
         timeout = self._next_deadline()
+        self._threads.one_by_one = self._mean_seconds < INSTANT
+        if self._threads.one_by_one and self._threads.any_waiting():
+            timeout = min(timeout, INSTANT)
         self._threads.quiet = True
         if not self._threads.any_ended() and timeout > 0:
             if self._wants_more():
@@ -374,6 +382,8 @@ class Worker:
             else:
                 self._watch.wait_for_bell(timeout)
         self._threads.quiet = False
+        if not self._threads.any_ended():
+            self._threads.call_next()
 
     def _forget_the_empty(self) -> None:
         now = clock.now_us()
@@ -457,7 +467,7 @@ class Worker:
         if not work:
             return
         try:
-            write_transaction(self.alias, partial(self._write, work))
+            write_operations(self.alias, partial(self._write, work))
         except DatabaseError as error:
             # The leases lapse by themselves; there is nobody left here to try again.
             signals.emit(signals.database_trouble, doing="giving jobs back", error=error, pause=0.0)
@@ -472,4 +482,4 @@ def _in_time(run: Run, now: int) -> int:
     It held the writer lock for as long as it ran, so that nobody could renew its lease, nor take it. If anybody has
     taken it since, the fence says so.
     """
-    return min(now, to_us(run.job.lease_expires_at) - 1) if run.registration.atomic else now
+    return min(now, run.job.lease_expires_us - 1) if run.registration.atomic else now

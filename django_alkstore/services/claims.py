@@ -19,8 +19,8 @@ from django_alkstore.dialects.transactions import (
     read,
     refuse_open,
     resolve_alias,
+    write_operations,
     write_statement,
-    write_transaction,
 )
 from django_alkstore.names import validate_name
 from django_alkstore.services.handles import JobHandle
@@ -171,7 +171,7 @@ def sweep_whole_queue(alias: str, queue: str) -> int:
 
 
 def _sweep_once(alias: str, queue: str) -> list[int]:
-    swept = write_transaction(alias, partial(sweep_batch, queue))
+    swept = write_operations(alias, partial(sweep_batch, queue))
     after_commit(alias, swept.announce)
     return swept.ids
 

@@ -17,7 +17,6 @@ from django_alkstore.dialects.transactions import (
     mark_for_rollback,
     require_open,
     write_statement,
-    write_transaction,
 )
 from django_alkstore.durations import Duration, moment_after, seconds
 from django_alkstore.exceptions import LeaseLost
@@ -60,7 +59,7 @@ class JobHandle:
         "attempt",
         "fence",
         "id",
-        "lease_expires_at",
+        "lease_expires_us",
         "max_attempts",
         "payload",
         "queue",
@@ -80,7 +79,7 @@ class JobHandle:
         self.attempt: int = row.attempts
         """Which delivery this is, from 1."""
         self.max_attempts: int = row.max_attempts
-        self.lease_expires_at: datetime = from_us(row.lease_expires_at)
+        self.lease_expires_us = row.lease_expires_at
         self.fence: int = row.fence
         self.settled = False
         """Did one of this handle's own calls end the claim, and was that committed?"""
@@ -92,6 +91,11 @@ class JobHandle:
     @property
     def claim(self) -> Claim:
         return (self.id, self.fence)
+
+    @property
+    def lease_expires_at(self) -> datetime:
+        """When the lease ends, unless it is extended."""
+        return from_us(self.lease_expires_us)
 
     @property
     def priority(self) -> int:
@@ -172,11 +176,11 @@ class JobHandle:
             ends = min(now + round(extension * SECOND), LAST_US)
             return ends if db.renew(self.claim, now, ends) else None
 
-        ends = write_transaction(self.using, renew)
+        ends = write_statement(self.using, renew)
         if ends is None:
             self.lease_lost.set()
             return False
-        self.lease_expires_at = from_us(ends)
+        self.lease_expires_us = ends
         return True
 
     def ack_tx(self) -> None:

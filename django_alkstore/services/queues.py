@@ -17,6 +17,7 @@ from django_alkstore.dialects.transactions import (
     require_open,
     resolve_alias,
     resolve_default,
+    write_operations,
     write_statement,
     write_transaction,
 )
@@ -65,7 +66,7 @@ def enqueue_many(
     jobs = [(*before, _encode_item(index, item, settings), *after) for index, item in enumerate(payloads)]
     if not jobs:
         return []
-    return write_transaction(alias, lambda db: db.insert_jobs(jobs))
+    return write_operations(alias, lambda db: db.insert_jobs(jobs))
 
 
 def get_or_enqueue(
@@ -117,7 +118,7 @@ def _insert_keyed(alias: str, job: NewJob, unique_key: str) -> int:
             raise DuplicateJob(job.queue, unique_key, _holder(db, job.queue, unique_key))
         return job_id
 
-    return write_transaction(alias, insert)
+    return write_operations(alias, insert)
 
 
 def _holder(db: Operations, queue: str, unique_key: str) -> int:
