@@ -155,6 +155,8 @@ def test_the_tables_of_schedules_and_locks(clock: ManualClock) -> None:
         ["resting", "@every 1d", "beta", "paused", "-", "-"],
         ["torn", "@every 1h", "alpha", "broken", "-", "-"],
     ]
+    clock.advance(3_600)
+    assert rows(run("alkstore_status"), "Schedules")[1][4] == "due 3 min 20 s ago"
     assert "torn was paused for an error: InvalidSpec: what\nDeclare it again" in shown
     [_, [*held]] = rows(shown, "Locks")
     assert held[0] == "report"

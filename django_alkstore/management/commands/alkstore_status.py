@@ -110,6 +110,8 @@ def _schedule_row(schedule: Schedule, now: datetime) -> list[str]:
     following = last = "-"
     if schedule.enabled:
         state, following = "on", distance(schedule.next_fire_at, now)
+        if schedule.next_fire_at <= now:
+            following = f"due {following}"
     else:
         state = "broken" if schedule.last_error else "paused"
     if schedule.last_fire_at is not None:
