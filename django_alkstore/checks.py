@@ -23,11 +23,14 @@ _OPTIONS_HINT = (
     "'init_command': 'PRAGMA journal_mode=WAL; PRAGMA synchronous=NORMAL;'."
 )
 
+_SETTING_HINT = (
+    "The README has each key, what it takes and its default, under Settings. A key that is left out keeps its default."
+)
+
 
 def check_setting(app_configs: Sequence[AppConfig] | None, **kwargs: Any) -> list[CheckMessage]:
     return [
-        Error(f"{problem}.", hint="See the settings in the README.", id="alkstore.E002")
-        for problem in conf.problems(conf.raw_setting())
+        Error(f"{problem}.", hint=_SETTING_HINT, id="alkstore.E002") for problem in conf.problems(conf.raw_setting())
     ]
 
 
@@ -35,7 +38,10 @@ def check_modules(app_configs: Sequence[AppConfig] | None, **kwargs: Any) -> lis
     return [
         Error(
             f"{broken.module} cannot be imported: {broken.error}.",
-            hint="Until it can, no worker runs the handlers in it; their jobs wait.",
+            hint=(
+                "Until it can, no worker runs the handlers in it; their jobs wait. "
+                f"To see the traceback: python manage.py shell -c 'import {broken.module}'"
+            ),
             id="alkstore.E003",
         )
         for broken in registry.broken_modules()
@@ -68,7 +74,10 @@ def _check_version(connection: DatabaseWrapper) -> list[CheckMessage]:
     return [
         Error(
             f"SQLite {found} is too old: django-alkstore needs {needed} or newer, for RETURNING.",
-            hint="It is the SQLite that Python's sqlite3 module was built with.",
+            hint=(
+                "It is the one that Python's sqlite3 module was built with, or loads: "
+                "take a newer Python, or a newer SQLite library for it."
+            ),
             id="alkstore.E001",
         )
     ]
@@ -95,7 +104,15 @@ def _check_options(connection: DatabaseWrapper) -> Iterator[CheckMessage]:
         )
     if connection.is_in_memory_db():
         return
-    journal, timeout = _effective_pragmas(connection)
+    try:
+        journal, timeout = _effective_pragmas(connection)
+    except DatabaseError as error:
+        yield Warning(
+            f"The database {alias!r} cannot be read: {error}.",
+            hint="Is the file a database, and may this user read and write it, and the folder that it is in?",
+            id="alkstore.W005",
+        )
+        return
     if journal != "wal":
         yield Warning(
             f"The database {alias!r} is in journal mode {journal!r}, not WAL: readers and writers wait for each other.",
@@ -114,7 +131,7 @@ def _effective_pragmas(connection: DatabaseWrapper) -> tuple[str, float]:
     """Journal mode and busy timeout in seconds, as a live connection has them and not as the settings say.
 
     On a connection of its own: this thread's may be inside a transaction. A database that is not there yet is not
-    made by looking at it: the settings are tried on a file for the purpose.
+    made by looking at it: the settings are tried on a file for the purpose. `DatabaseError` where it cannot be read.
     """
     probe = connections.create_connection(connection.alias)
     with TemporaryDirectory() as folder:
@@ -124,8 +141,6 @@ def _effective_pragmas(connection: DatabaseWrapper) -> tuple[str, float]:
             with probe.cursor() as cursor:
                 journal = cursor.execute("PRAGMA journal_mode").fetchone()[0]
                 timeout = cursor.execute("PRAGMA busy_timeout").fetchone()[0] / 1000
-        except DatabaseError as error:
-            return f"unreadable ({error})", MINIMUM_BUSY_TIMEOUT
         finally:
             probe.close()
     return str(journal).lower(), timeout

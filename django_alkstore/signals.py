@@ -7,7 +7,7 @@ keyword arguments as listed beside each event.
 
 import logging
 import traceback
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from django.dispatch import Signal
@@ -16,6 +16,7 @@ from django_alkstore.names import describe_queue
 
 logger = logging.getLogger("django_alkstore")
 
+jobs_unhandled = Signal()  # due: the number of due jobs by queue
 worker_started = Signal()  # database, queues, concurrency, pid, worker_id
 worker_stopping = Signal()  # reason, running
 worker_stopped = Signal()  # completed, failed
@@ -36,6 +37,7 @@ job_unreadable = Signal()  # job_id, queue, reason
 leader_elected = Signal()  # database, pid, owner
 leader_stood_down = Signal()  # reason
 leader_absent = Signal()  # reason: it does not lead, and was told not to wait
+scheduler_cut_off = Signal()  # a second signal came before it had stopped
 standing_by = Signal()  # owner, expires_at
 schedule_fired = Signal()  # fire
 schedule_broken = Signal()  # name, reason
@@ -109,11 +111,26 @@ def _listed(names: Sequence[str]) -> str:
     return ", ".join(describe_queue(name) for name in names)
 
 
-def _ids(job_ids: Sequence[int]) -> str:
-    shown = ", ".join(map(str, job_ids[:10]))
-    return shown + (f" and {len(job_ids) - 10} more" if len(job_ids) > 10 else "")
+_LISTED = 10
+"""Names or ids in one line; the rest is a number."""
 
 
+def unhandled(due: Mapping[str, int]) -> str:
+    """One sentence about jobs that wait for a handler which nobody has registered. For the log and for people."""
+    listed = [f"{count} due in {describe_queue(queue)}" for queue, count in list(due.items())[:_LISTED]]
+    if len(due) > _LISTED:
+        listed.append(f"{sum(list(due.values())[_LISTED:])} due in {len(due) - _LISTED} more")
+    it = "it" if len(due) == 1 else "them"
+    return f"{', '.join(listed)}, and no handler is registered for {it} in an alkstore.py of the installed apps"
+
+
+def _jobs(job_ids: Sequence[int]) -> str:
+    shown = ", ".join(map(str, job_ids[:_LISTED]))
+    rest = f" and {len(job_ids) - _LISTED} more" if len(job_ids) > _LISTED else ""
+    return f"{'job' if len(job_ids) == 1 else 'jobs'} {shown}{rest}"
+
+
+_log(jobs_unhandled, logging.WARNING, unhandled)
 _log(
     worker_started,
     logging.INFO,
@@ -134,21 +151,22 @@ _log(
 _log(
     worker_gave_back,
     logging.INFO,
-    lambda job_ids, reason: f"gave back {len(job_ids)} ({reason}): {_ids(job_ids)}",
+    lambda job_ids, reason: f"gave back {_jobs(job_ids)} ({reason})",
 )
 _log(
     worker_exhausted,
     logging.ERROR,
     lambda job_ids: (
-        f"every thread is held by a handler past its time limit (jobs {_ids(job_ids)}); exiting to be started afresh"
+        f"every thread is held by a handler past its time limit ({_jobs(job_ids)}); "
+        "exiting with status 4, for the supervisor to start it afresh"
     ),
 )
 _log(
     worker_locked,
     logging.ERROR,
     lambda job_ids: (
-        f"an atomic handler past its time limit holds the writer lock (jobs {_ids(job_ids)}); "
-        "exiting to free it and to be started afresh"
+        f"an atomic handler past its time limit holds the writer lock ({_jobs(job_ids)}); "
+        "exiting with status 4 to free it, for the supervisor to start it afresh"
     ),
 )
 _log(job_started, logging.DEBUG, lambda job: f"started {_job(job)} ({_attempt(job)})")
@@ -199,7 +217,7 @@ _log(
 _log(
     job_expired,
     logging.WARNING,
-    lambda job_id, queue: f"job {job_id} in {describe_queue(queue)} expired before it could run",
+    lambda job_id, queue: f"job {job_id} in {describe_queue(queue)} expired before a worker took it; dead",
 )
 _log(
     job_unreadable,
@@ -212,7 +230,12 @@ _log(
     lambda database, pid, owner: f"scheduler leads: database {database}, pid {pid}",
 )
 _log(leader_stood_down, logging.INFO, lambda reason: f"scheduler stood down: {reason}")
-_log(leader_absent, logging.ERROR, lambda reason: f"the scheduler ends: {reason}")
+_log(leader_absent, logging.ERROR, lambda reason: f"the scheduler ends with status 3: {reason}")
+_log(
+    scheduler_cut_off,
+    logging.WARNING,
+    lambda: "scheduler cut off at a second signal; its leadership, if it could not be freed, lapses within 10 s",
+)
 _log(
     standing_by,
     logging.INFO,
@@ -229,7 +252,10 @@ _log(
 _log(
     schedule_broken,
     logging.ERROR,
-    lambda name, reason: f"schedule {name} cannot be read and is paused: {_short(reason)}",
+    lambda name, reason: (
+        f"schedule {name} is paused, since it cannot be read: {_short(reason)}; "
+        "declare it again with schedule(), then resume it with resume_schedule()"
+    ),
 )
 _log(
     jobs_pruned,
@@ -239,11 +265,15 @@ _log(
 _log(
     database_trouble,
     logging.WARNING,
-    lambda doing, error, pause: f"database trouble while {doing}, again in {pause:.1f} s: {_short(str(error))}",
+    lambda doing, error, pause: (
+        f"database trouble while {doing}{f', again in {pause:.1f} s' if pause else ''}: {_short(str(error))}"
+    ),
 )
 _log(database_recovered, logging.INFO, lambda doing: f"database is back: {doing}")
 _log(
     module_broken,
     logging.ERROR,
-    lambda module, error, traceback: f"cannot import {module}: {_short(error)}{_behind(traceback)}",
+    lambda module, error, traceback: (
+        f"cannot import {module}, so its handlers are not registered: {_short(error)}{_behind(traceback)}"
+    ),
 )

@@ -9,10 +9,12 @@ from typing import Any, Generic, TypeVar, cast
 from django.contrib import admin, messages
 from django.contrib.admin.helpers import ACTION_CHECKBOX_NAME
 from django.contrib.admin.models import CHANGE, LogEntry
+from django.contrib.admin.utils import model_ngettext
 from django.contrib.auth import get_permission_codename
 from django.db.models import Model, QuerySet
 from django.http import HttpRequest
 
+from django_alkstore.admin.readable import readable
 from django_alkstore.dialects.transactions import resolve_alias, write_transaction
 from django_alkstore.exceptions import AlkstoreError, DuplicateJob
 
@@ -42,7 +44,7 @@ class ReadOnlyAdmin(admin.ModelAdmin, Generic[M]):  # type: ignore[type-arg]  # 
         css = {"all": ("django_alkstore/admin.css",)}
 
     def get_queryset(self, request: HttpRequest) -> QuerySet[M]:
-        return super().get_queryset(request).using(resolve_alias(None))
+        return readable(super().get_queryset(request).using(resolve_alias(None)))
 
     def has_add_permission(self, request: HttpRequest) -> bool:
         return False
@@ -72,12 +74,19 @@ class ReadOnlyAdmin(admin.ModelAdmin, Generic[M]):  # type: ignore[type-arg]  # 
             outcomes.update(outcome for _, outcome in results)
             outcomes[_UNMATCHED] += len(batch) - len(results)
             self._log(request, [row for row, outcome in results if outcome == _CHANGED], done)
-        self.message_user(request, _sentence(outcomes, done), _level(outcomes))
+        self.message_user(request, self._sentence(outcomes, done), _level(outcomes))
 
     def _change_batch(self, alias: str, ids: list[Any], change: Callable[[M, str], object]) -> list[tuple[M, str]]:
         """Change these rows in one transaction. They are read under the writer lock, so nobody is in between."""
-        rows = self.model._default_manager.using(alias).filter(pk__in=ids).only(*self.read_by_actions).order_by("pk")
+        selected = self.model._default_manager.using(alias).filter(pk__in=ids).only("pk").order_by("pk")
+        rows = readable(selected, self.read_by_actions)
         return write_transaction(alias, lambda _: [(row, _attempt(change, row, alias)) for row in list(rows.all())])
+
+    def _sentence(self, outcomes: Counter[str], done: str) -> str:
+        changed = outcomes[_CHANGED]
+        parts = [f"{changed} {model_ngettext(self.opts, changed)} {done}", f"{outcomes[_UNMATCHED]} {_UNMATCHED}"]
+        others = [f"{n} {what}" for what, n in outcomes.items() if n and what not in (_CHANGED, _UNMATCHED)]
+        return f"{'; '.join(parts + others)}."
 
     def _log(self, request: HttpRequest, rows: list[M], done: str) -> None:
         if rows:
@@ -108,12 +117,6 @@ def _attempt(change: Callable[[M, str], object], row: M, alias: str) -> str:
         return _DUPLICATE
     except AlkstoreError as error:
         return f"refused ({type(error).__name__})"
-
-
-def _sentence(outcomes: Counter[str], done: str) -> str:
-    parts = [f"{outcomes[_CHANGED]} {done}", f"{outcomes[_UNMATCHED]} {_UNMATCHED}"]
-    others = [f"{n} {what}" for what, n in outcomes.items() if n and what not in (_CHANGED, _UNMATCHED)]
-    return f"{', '.join(parts + others)}."
 
 
 def _level(outcomes: Counter[str]) -> int:

@@ -5,6 +5,7 @@ from typing import Any
 
 from django.contrib import admin
 from django.db.models import QuerySet
+from django.db.models.functions import Substr
 from django.http import HttpRequest
 from django.utils.safestring import SafeString
 
@@ -12,6 +13,7 @@ from django_alkstore import clock, services
 from django_alkstore.admin import show
 from django_alkstore.admin.base import ReadOnlyAdmin
 from django_alkstore.admin.lists import FILTERS, NOT_LISTED, JobChangeList, search_condition
+from django_alkstore.admin.readable import in_place_of
 from django_alkstore.failures import EXPIRED
 from django_alkstore.models import Job, State
 from django_alkstore.names import describe_queue
@@ -89,7 +91,7 @@ class JobAdmin(ReadOnlyAdmin[Job]):
     fired_by = show.column("schedule", "schedule", show.text)
     boundary = show.column("fire_at", "boundary", show.moment)
     failures = show.column("errors", "attempts", show.failures)
-    error_line = show.column("error_start", "last error", show.first_line)
+    error_line = show.column("last_error", "last error", show.first_line)
 
     @admin.display(description="state")
     def badge(self, job: Job) -> SafeString:
@@ -118,7 +120,8 @@ class JobAdmin(ReadOnlyAdmin[Job]):
         return show.json_block(show.stored_bytes(job, "payload"))
 
     def get_queryset(self, request: HttpRequest) -> QuerySet[Job]:
-        return super().get_queryset(request).defer(*NOT_LISTED)
+        beginning = in_place_of(last_error=Substr("last_error", 1, show.MAX_ERROR))
+        return super().get_queryset(request).defer(*NOT_LISTED).annotate(**beginning)
 
     def get_changelist(self, request: HttpRequest, **kwargs: Any) -> type[JobChangeList]:
         return JobChangeList

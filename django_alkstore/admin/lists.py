@@ -17,8 +17,8 @@ from django.contrib import admin
 from django.contrib.admin.options import IncorrectLookupParameters
 from django.contrib.admin.views.main import ChangeList
 from django.core.paginator import InvalidPage, Page, Paginator
-from django.db.models import CharField, F, Func, Q, QuerySet
-from django.db.models.functions import Substr
+from django.db.models import BinaryField, CharField, F, Func, Q, QuerySet
+from django.db.models.functions import Cast
 from django.http import HttpRequest
 
 from django_alkstore import clock
@@ -153,9 +153,9 @@ class JobPaginator(_JobPaginator):
         return Page(self.rows(start, start + self.per_page), number, self)
 
     def rows(self, start: int, stop: int) -> QuerySet[Job]:
-        """The rows of these places in the order, without what a list does not show."""
-        rows = self._jobs.filter(pk__in=self._ids(start, min(stop, self.count))).defer(*NOT_LISTED)
-        return rows.annotate(error_start=Substr("last_error", 1, 500)).order_by("-pk" if self._newest_first else "pk")
+        """The rows of these places in the order."""
+        rows = self._jobs.filter(pk__in=self._ids(start, min(stop, self.count)))
+        return rows.order_by("-pk" if self._newest_first else "pk")
 
     def _ids(self, start: int, stop: int) -> Sequence[int]:
         if start >= stop:
@@ -235,8 +235,10 @@ class QueueFilter(_Filter):
 
 def _queue_names(alias: str) -> list[str]:
     """Every queue that holds a job. `queue_stats` knows them too, but counts."""
-    finished = Job.objects.using(alias).filter(finished_at__isnull=False).values_list("queue", flat=True).distinct()
-    return sorted({*read(alias, lambda db: db.live_queues()), *finished}, key=queue_name)
+    finished = Job.objects.using(alias).filter(finished_at__isnull=False)
+    stored = finished.values_list(Cast("queue", BinaryField()), flat=True).distinct()
+    names = {*read(alias, lambda db: db.live_queues()), *(name.decode(errors="replace") for name in stored)}
+    return sorted(names, key=queue_name)
 
 
 class DueFilter(_Filter):

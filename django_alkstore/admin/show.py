@@ -13,13 +13,15 @@ from django.utils.formats import date_format
 from django.utils.html import format_html, format_html_join
 from django.utils.safestring import SafeString
 
-from django_alkstore import clock
+from django_alkstore import ages, clock
 from django_alkstore.names import outbox_of
 from django_alkstore.payloads import UnreadablePayload, read_payload
 
 NOTHING = "-"
 MAX_JSON = 20_000
 """Characters of a payload on a page."""
+MAX_ERROR = 500
+"""Characters of a job's last error that are read. Its failed attempts have the whole of it."""
 MAX_LINE = 120
 """Characters of an error in a list."""
 
@@ -76,16 +78,7 @@ def when(moment: datetime) -> str:
 
 
 def age(seconds: float) -> str:
-    for size, unit in ((86_400, "d"), (3_600, "h"), (60, "min")):
-        if seconds >= size:
-            return f"{seconds / size:.0f}{_NO_BREAK}{unit}"
-    return f"{max(seconds, 0):.0f}{_NO_BREAK}s"
-
-
-def distance(moment: datetime, now: datetime) -> str:
-    """`3 min ago` or `in 3 min`."""
-    seconds = (now - moment).total_seconds()
-    return f"{age(seconds)} ago" if seconds >= 0 else f"in {age(-seconds)}"
+    return ages.age(seconds).replace(" ", _NO_BREAK)
 
 
 def moment(value: datetime | None, prefix: str = "") -> SafeString | str:
@@ -96,7 +89,7 @@ def moment(value: datetime | None, prefix: str = "") -> SafeString | str:
         prefix,
         value.isoformat(),
         when(value),
-        distance(value, clock.now()),
+        ages.distance(value, clock.now()),
     )
 
 

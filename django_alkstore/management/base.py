@@ -9,7 +9,6 @@ from django.core.exceptions import ImproperlyConfigured
 from django.core.management.base import BaseCommand, CommandError, CommandParser
 from django.db import DatabaseError, NotSupportedError, connections
 
-from django_alkstore import clock
 from django_alkstore.dialects.transactions import is_contention, resolve_alias
 from django_alkstore.models import Job
 from django_alkstore.runtime.lines import show_log
@@ -20,17 +19,28 @@ EXIT_USAGE = 2
 
 
 def positive_int(text: str) -> int:
-    number = int(text)
-    if number < 1:
-        raise argparse.ArgumentTypeError(f"{text} is not a whole number of at least 1")
-    return number
+    # The digits that `int` takes are more than people mean: " 4", "4_0", "٤".
+    if not (text.isascii() and text.isdigit() and int(text)):
+        raise argparse.ArgumentTypeError(f"{text!r} is not a whole number of at least 1")
+    return int(text)
 
 
 def duration(text: str) -> float:
-    number = float(text)
+    try:
+        number = float(text)
+    except ValueError:
+        number = math.nan
     if not (math.isfinite(number) and number >= 0):
-        raise argparse.ArgumentTypeError(f"{text} is not a number of seconds")
+        raise argparse.ArgumentTypeError(f"{text!r} is not a number of seconds of at least 0")
     return number
+
+
+def _refused(alias: str, error: DatabaseError) -> CommandError:
+    if is_contention(alias, error):
+        why = f"was busy with another's work for the whole busy timeout ({error}); try again"
+    else:
+        why = f"cannot be used ({error})"
+    return CommandError(f"the database {alias!r} {why}")
 
 
 class AlkstoreCommand(BaseCommand):
@@ -46,7 +56,8 @@ class AlkstoreCommand(BaseCommand):
     def handle(self, *args: Any, **options: Any) -> str | None:
         alias = options["database"] or resolve_alias(None)
         if alias not in connections:
-            raise CommandError(f"there is no database {alias!r} in DATABASES", returncode=EXIT_USAGE)
+            known = ", ".join(map(repr, connections))
+            raise CommandError(f"DATABASES has no {alias!r}; it has {known}", returncode=EXIT_USAGE)
         try:
             self.precheck(alias)
             self.see_tables(alias)
@@ -55,17 +66,21 @@ class AlkstoreCommand(BaseCommand):
         except DatabaseError as error:
             if not is_contention(alias, error):
                 raise CommandError(
-                    f"the tables on the database {alias!r} cannot be read ({error}); run migrate?"
+                    f"the tables on the database {alias!r} cannot be read ({error}). "
+                    f"Where they are not there yet: manage.py migrate --database {alias}"
                 ) from error
             self.wait_for_tables(alias, error)
-        return self.work(alias, options)
+        try:
+            return self.work(alias, options)
+        except DatabaseError as error:
+            raise _refused(alias, error) from error
 
     def see_tables(self, alias: str) -> None:
         Job.objects.using(alias).exists()
 
     def wait_for_tables(self, alias: str, error: DatabaseError) -> None:
         """What to do where another process shuts everybody out: say so, and leave."""
-        raise CommandError(f"the database {alias!r} is busy ({error}); try again") from error
+        raise _refused(alias, error) from error
 
     def precheck(self, alias: str) -> None:
         """Refuse a database that the command cannot work on, before it is asked anything."""
@@ -131,21 +146,3 @@ class WorkerCommand(RunCommand):
             metavar="SECONDS",
             help="How long running handlers may take after SIGTERM. Default: 30.",
         )
-
-
-def age(seconds: float | None) -> str:
-    """Seconds as people read them: 8 s, 3 min, 5 h, 2 d."""
-    if seconds is None:
-        return "-"
-    for size, unit in ((86_400, "d"), (3_600, "h"), (60, "min")):
-        if seconds >= size:
-            return f"{seconds / size:.0f} {unit}"
-    return f"{seconds:.0f} s"
-
-
-def since(moment: Any) -> str:
-    """How long ago (`3 min ago`), or in how long (`in 3 min`)."""
-    if moment is None:
-        return "-"
-    seconds = (clock.now() - moment).total_seconds()
-    return f"{age(seconds)} ago" if seconds >= 0 else f"in {age(-seconds)}"

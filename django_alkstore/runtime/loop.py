@@ -1,22 +1,28 @@
 """What the commands share: signals, the choice of handlers, and running to an exit code."""
 
+import os
 import signal
 import threading
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
-from queue import SimpleQueue
+from contextlib import contextmanager, suppress
+from queue import Empty, SimpleQueue
 from types import FrameType
 
 from django.core.exceptions import ImproperlyConfigured
-from django.db import connections
+from django.db import DatabaseError, connections
+from django.db.models import Count
 
-from django_alkstore import registry, signals
+from django_alkstore import clock, registry, signals
 from django_alkstore.dialects import dialect_of
+from django_alkstore.models import Job
 from django_alkstore.registry import Registration
 from django_alkstore.runtime.scheduler import schedule_until
 from django_alkstore.runtime.worker import Worker
 
 EXIT_SCHEDULER_BROKE = 1
+EXIT_CUT_OFF = 1
+LAST_PATIENCE = 0.5
+"""Seconds that a scheduler which is told to stop takes when nothing is in its way."""
 
 
 class NotRegistered(ImproperlyConfigured):
@@ -54,54 +60,127 @@ def refuse_in_memory(alias: str) -> None:
 
 def chosen(names: Sequence[str], *, outboxes: bool) -> list[Registration]:
     """The registered queues (or outboxes) of these names; without names, all. `NotRegistered` lists what there is."""
-    kind = "outbox" if outboxes else "queue"
-    known = {r.name: r for r in registry.registrations() if r.is_outbox == outboxes}
-    listed = ", ".join(known) or "none"
-    unknown = [name for name in names if name not in known]
-    if unknown:
-        raise NotRegistered(f"no handler is registered for the {kind} {', '.join(unknown)}; registered: {listed}")
+    kinds: dict[bool, dict[str, Registration]] = {True: {}, False: {}}
+    for registration in registry.registrations():
+        kinds[registration.is_outbox][registration.name] = registration
+    known, others = kinds[outboxes], kinds[not outboxes]
+    kind, decorator = ("outbox", "delivery") if outboxes else ("queue", "handler")
+    faults = [
+        _other_kind(others[name]) if name in others else f"no handler is registered for the {kind} {name!r}"
+        for name in dict.fromkeys(names)
+        if name not in known
+    ]
+    if faults:
+        raise NotRegistered(f"{'; '.join(faults)}. Registered: {', '.join(known) or 'none'}{_broken()}")
     if not known:
-        decorator = "delivery" if outboxes else "handler"
         raise NotRegistered(
             f"no {kind} is registered: decorate a function with @{decorator} in an alkstore.py of an installed app"
+            f"{_broken()}"
         )
     return [known[name] for name in dict.fromkeys(names)] if names else list(known.values())
 
 
+def _other_kind(registration: Registration) -> str:
+    kind, command = ("an outbox", "run_outbox") if registration.is_outbox else ("a queue", "run_queue")
+    return f"{registration.name!r} is {kind}: {command} {registration.name}"
+
+
+def _broken() -> str:
+    modules = ", ".join(broken.module for broken in registry.broken_modules())
+    return f". Cannot be imported: {modules} (the log says why)" if modules else ""
+
+
+def due_without_handler(alias: str) -> dict[str, int]:
+    """How many jobs are due, by queue, in the queues and outboxes that nothing in this project is registered for."""
+    handled = [registration.queue for registration in registry.registrations()]
+    waiting = Job.objects.using(alias).due(clock.now()).exclude(queue__in=handled)
+    return dict(waiting.values_list("queue").annotate(Count("pk")).order_by("queue"))
+
+
+def _warn_of_unhandled(alias: str) -> None:
+    with suppress(DatabaseError):  # no reason not to start
+        due = due_without_handler(alias)
+        if due:
+            signals.emit(signals.jobs_unhandled, due=due)
+
+
 def run_worker(alias: str, registrations: Sequence[Registration], concurrency: int, grace: float) -> int:
     """Run a worker until a signal stops it; the exit code."""
+    _warn_of_unhandled(alias)
     worker = Worker(alias, registrations, concurrency=concurrency, grace=grace)
     with stopped_by_signals(worker.stop):
         return worker.run()
 
 
 def run_scheduler(alias: str, *, standby: bool) -> int:
-    """Run the scheduler until a signal stops it; the exit code."""
+    """Run the scheduler until a signal stops it; the exit code. A second signal ends the process at once."""
     # The scheduler has a thread of its own, since its stop event must not be set by a signal handler that may
     # have interrupted that very event's own methods. A SimpleQueue may be put to at any moment.
     news: SimpleQueue[str] = SimpleQueue()
-    scheduler = _SchedulerThread(alias, standby=standby, at_end=lambda: news.put("ended"))
+    scheduler = _SchedulerThread(alias, standby=standby, at_end=lambda: news.put(_ENDED))
     with stopped_by_signals(news.put):
         scheduler.start()
-        news.get()
-        scheduler.stop()
-        scheduler.join()
-    return scheduler.code
+        return _see_end(scheduler, news)
 
 
 def run_everything(alias: str, concurrency: int, grace: float) -> int:
     """Run the scheduler and one worker for all that is registered, in one process; the exit code."""
+    _warn_of_unhandled(alias)
     worker = Worker(alias, registry.registrations(), concurrency=concurrency, grace=grace)
-    scheduler = _SchedulerThread(alias, standby=True, at_end=lambda: worker.wind_down("the scheduler ended"))
+    news: SimpleQueue[str] = SimpleQueue()
+
+    def at_end() -> None:
+        if not scheduler.stopping:
+            worker.wind_down("the scheduler ended")
+        news.put(_ENDED)
+
+    def receive(name: str) -> None:
+        worker.stop(name)
+        news.put(name)
+
+    scheduler = _SchedulerThread(alias, standby=True, at_end=at_end)
     worker.at_stop = scheduler.stop
-    with stopped_by_signals(worker.stop):
+    with stopped_by_signals(receive):
         scheduler.start()
         try:
             code = worker.run()
         finally:
             scheduler.stop()
-            scheduler.join()
-    return code or scheduler.code
+            ended = _see_end(scheduler, news)
+    return code or ended
+
+
+_ENDED = "ended"
+_LOOK_UP = 0.25
+"""Seconds. A signal that comes right behind another may be given to another thread, and interrupts no wait here."""
+
+
+def _see_end(scheduler: "_SchedulerThread", news: "SimpleQueue[str]") -> int:
+    """Wait until the scheduler has ended, telling it to at the first signal; its exit code."""
+    told = False
+    while _next(news) != _ENDED:
+        if told:
+            return _cut_off(scheduler)
+        told = True
+        scheduler.stop()
+    scheduler.join()
+    return scheduler.code
+
+
+def _next(news: "SimpleQueue[str]") -> str:
+    while True:
+        with suppress(Empty):
+            return news.get(timeout=_LOOK_UP)
+
+
+def _cut_off(scheduler: "_SchedulerThread") -> int:
+    """End the process at a second signal: the thread may wait for the writer lock as long as the busy timeout is."""
+    scheduler.stop(LAST_PATIENCE)
+    if scheduler.is_alive():
+        signals.emit(signals.scheduler_cut_off)
+        signals.flush()
+        os._exit(EXIT_CUT_OFF)
+    return EXIT_CUT_OFF
 
 
 class _SchedulerThread(threading.Thread):
@@ -120,11 +199,15 @@ class _SchedulerThread(threading.Thread):
         try:
             self.code = schedule_until(self._stop_event, self._alias, standby=self._standby)
         except Exception:  # noqa: BLE001  logged whole, and the process ends for it
-            signals.logger.exception("the scheduler broke")
+            signals.logger.exception("the scheduler broke, and the process ends for it")
         finally:
             connections.close_all()
-            if not self._stop_event.is_set():
-                self._at_end()
+            self._at_end()
+
+    @property
+    def stopping(self) -> bool:
+        """Has it been told to stop?"""
+        return self._stop_event.is_set()
 
     def stop(self, patience: float = 0.0) -> None:
         """Let it free the leadership and end; wait for that at most `patience` seconds."""

@@ -47,7 +47,7 @@ def logged() -> list[tuple[str, str]]:
 def test_requeue_revives_the_dead_and_the_cancelled(root: Browser) -> None:
     first, second, pending = dead(), enqueue("mail", None).id, enqueue("mail", None).id
     cancel(second)
-    assert root.said("job", "requeue", [first, second, pending]) == "2 requeued, 1 no longer matched."
+    assert root.said("job", "requeue", [first, second, pending]) == "2 jobs requeued; 1 no longer matched."
     assert [state_of(first), state_of(second), state_of(pending)] == ["pending"] * 3
     assert logged() == [(str(first), "Requeued."), (str(second), "Requeued.")]
 
@@ -66,7 +66,7 @@ def test_a_live_duplicate_is_counted_apart(root: Browser) -> None:
     taken, free = dead(unique_key="a"), dead(unique_key="b")
     enqueue("mail", None, unique_key="a")
     said = root.said("job", "requeue", [taken, free])
-    assert said == "1 requeued, 0 no longer matched, 1 with a live duplicate."
+    assert said == "1 job requeued; 0 no longer matched; 1 with a live duplicate."
     assert (state_of(taken), state_of(free)) == ("dead", "pending")
     assert logged() == [(str(free), "Requeued.")]
 
@@ -74,14 +74,14 @@ def test_a_live_duplicate_is_counted_apart(root: Browser) -> None:
 def test_cancel_takes_what_is_live(root: Browser) -> None:
     leased, pending, finished = enqueue("mail", None).id, enqueue("other", None).id, dead("third")
     [handle] = claim_batch("mail", "w")
-    assert root.said("job", "cancel", [leased, pending, finished]) == "2 cancelled, 1 no longer matched."
+    assert root.said("job", "cancel", [leased, pending, finished]) == "2 jobs cancelled; 1 no longer matched."
     assert handle.ack() is False
     assert [state_of(leased), state_of(pending), state_of(finished)] == ["cancelled", "cancelled", "dead"]
 
 
 def test_run_now_takes_what_is_delayed(root: Browser, clock: ManualClock) -> None:
     delayed, due = enqueue("mail", None, delay=500).id, enqueue("mail", None).id
-    assert root.said("job", "run_now", [delayed, due]) == "1 made due now, 1 no longer matched."
+    assert root.said("job", "run_now", [delayed, due]) == "1 job made due now; 1 no longer matched."
     job = get_job(delayed)
     assert job is not None
     assert job.run_at == clock.now()
@@ -92,22 +92,22 @@ def test_rows_that_left_the_filter_or_the_table_no_longer_match(root: Browser) -
     requeue(requeued)
     Job.objects.filter(pk=deleted).delete()
     said = root.said("job", "requeue", [kept, requeued, deleted], "?state=dead")
-    assert said == "1 requeued, 2 no longer matched."
+    assert said == "1 job requeued; 2 no longer matched."
 
 
 def test_schedules_are_paused_and_resumed(root: Browser) -> None:
     on, off = schedule("on", "@every 1h", "mail"), schedule("off", "@every 1h", "mail")
     pause_schedule("off")
-    assert root.said("schedule", "pause", [on.pk, off.pk]) == "1 paused, 1 no longer matched."
+    assert root.said("schedule", "pause", [on.pk, off.pk]) == "1 schedule paused; 1 no longer matched."
     assert not Schedule.objects.filter(enabled=True).exists()
-    assert root.said("schedule", "resume", [on.pk, off.pk]) == "2 resumed, 0 no longer matched."
+    assert root.said("schedule", "resume", [on.pk, off.pk]) == "2 schedules resumed; 0 no longer matched."
     assert Schedule.objects.filter(enabled=True).count() == 2
     assert [message for _, message in logged()].count("Resumed.") == 2
 
 
 def test_a_schedule_is_fired_now(root: Browser) -> None:
     row = schedule("nightly", "@every 1d", "mail", {"a": 1})
-    assert root.said("schedule", "fire_now", [row.pk]) == "1 fired, 0 no longer matched."
+    assert root.said("schedule", "fire_now", [row.pk]) == "1 schedule fired; 0 no longer matched."
     job = Job.objects.get()
     assert (job.schedule, job.queue, job.payload) == ("nightly", "mail", {"a": 1})
     assert logged() == [(str(row.pk), "Fired.")]
@@ -119,7 +119,7 @@ def test_a_schedule_that_cannot_be_read_is_refused_and_stops_no_other(root: Brow
         pause_schedule(name)
     Schedule.objects.filter(name="broken").update(spec="@never")
     said = root.said("schedule", "resume", [broken.pk, good.pk])
-    assert said == "1 resumed, 0 no longer matched, 1 refused (InvalidSpec)."
+    assert said == "1 schedule resumed; 0 no longer matched; 1 refused (InvalidSpec)."
     assert list(Schedule.objects.filter(enabled=True)) == [good]
 
 
@@ -127,7 +127,7 @@ def test_a_lock_is_released_by_force(root: Browser) -> None:
     handle = lock("report", ttl=600)
     handle.acquire()
     row = Lock.objects.get()
-    assert root.said("lock", "force_release", [row.pk]) == "1 released, 0 no longer matched."
+    assert root.said("lock", "force_release", [row.pk]) == "1 lock released; 0 no longer matched."
     assert handle.release() is False
     assert logged() == [(str(row.pk), "Released.")]
 
@@ -137,7 +137,7 @@ def test_a_lock_taken_anew_by_another_is_not_released(root: Browser) -> None:
     seen = Lock.objects.get().pk
     Lock.objects.all().delete()
     lock("report", ttl=600).acquire()
-    assert root.said("lock", "force_release", [seen]) == "0 released, 1 no longer matched."
+    assert root.said("lock", "force_release", [seen]) == "0 locks released; 1 no longer matched."
     assert Lock.objects.count() == 1
 
 
@@ -151,7 +151,7 @@ def test_f125_select_all_works_on_5000_jobs_with_default_settings(root: Browser,
     shown = root.ids(queue="mail", state=found)
     assert len(shown) == 100
     said = root.said("job", action, shown, f"?queue=mail&state={found}", select_across="1")
-    assert said == f"5000 {'requeued' if action == 'requeue' else 'cancelled'}, 0 no longer matched."
+    assert said == f"5000 jobs {'requeued' if action == 'requeue' else 'cancelled'}; 0 no longer matched."
     changed = "pending" if action == "requeue" else "cancelled"
     assert Job.objects.filter(pk__in=[ids[0], ids[-1]], state=changed).count() == 2
     assert Job.objects.filter(queue="mail", state=changed).count() == 5_000

@@ -45,9 +45,9 @@ def test_f064_lists_pages_and_actions_work_on_the_other_database(elsewhere: None
         assert "report" in root.page("lock")
         assert root.detail("schedule", row.pk)
         assert root.detail("lock", token)
-        assert root.said("job", "cancel", [job.id], select_across="1") == "1 cancelled, 0 no longer matched."
-        assert root.said("schedule", "fire_now", [row.pk]) == "1 fired, 0 no longer matched."
-        assert root.said("lock", "force_release", [token]) == "1 released, 0 no longer matched."
+        assert root.said("job", "cancel", [job.id], select_across="1") == "1 job cancelled; 0 no longer matched."
+        assert root.said("schedule", "fire_now", [row.pk]) == "1 schedule fired; 0 no longer matched."
+        assert root.said("lock", "force_release", [token]) == "1 lock released; 0 no longer matched."
         assert root.client.get(f"/admin/django_alkstore/job/{job.id}/history/").status_code == 200
     tables = [f'"{model._meta.db_table}"' for model in (Job, Lock, Schedule)]
     assert not [query["sql"] for query in on_default if any(table in query["sql"] for table in tables)]

@@ -59,7 +59,7 @@ def test_f126_a_schedules_and_a_locks_texts_are_shown_as_text(root: Browser) -> 
     tamper("schedule", row.pk, name=HOSTILE, spec=HOSTILE, queue=HOSTILE, last_error=HOSTILE, enabled=0)
     lock("report", owner=HOSTILE).acquire()
     said = root.said("schedule", "fire_now", [row.pk])
-    assert said == "0 fired, 0 no longer matched, 1 refused (InvalidName)."
+    assert said == "0 schedules fired; 0 no longer matched; 1 refused (InvalidName)."
     token = Lock.objects.get().pk
     for page in (
         root.page("schedule"),
@@ -227,5 +227,5 @@ def test_f107_names_of_every_kind_can_be_looked_at_and_acted_on(root: Browser, n
     assert root.ids(queue=name) == root.ids(q=name) == [job.id]
     assert name in root.page("schedule", q=name)
     assert name in root.page("lock", q=name)
-    assert root.said("schedule", "pause", [row.pk]) == "1 paused, 0 no longer matched."
-    assert root.said("lock", "force_release", [Lock.objects.get().pk]) == "1 released, 0 no longer matched."
+    assert root.said("schedule", "pause", [row.pk]) == "1 schedule paused; 0 no longer matched."
+    assert root.said("lock", "force_release", [Lock.objects.get().pk]) == "1 lock released; 0 no longer matched."

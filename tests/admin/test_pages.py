@@ -5,6 +5,7 @@ from contextlib import contextmanager
 from typing import Any
 
 import pytest
+from django.contrib.admin.models import LogEntry
 from django.db import connection
 
 from django_alkstore.clock import ManualClock
@@ -173,3 +174,69 @@ def test_markup_in_a_message_or_on_the_index_is_text(root: Browser) -> None:
     for page in (response, root.client.get("/admin/"), root.client.get(list_url("job"), {"q": hostile})):
         assert "<script>alert" not in page.content.decode()
     assert not Lock.objects.exists()
+
+
+NOT_UTF8 = "CAST(X'61FF62' AS TEXT)"
+"""`a?b`, as a program in another encoding would have written it."""
+
+
+def garble(table: str, *columns: str) -> None:
+    with connection.cursor() as cursor:
+        cursor.execute(f"UPDATE django_alkstore_{table} SET " + ", ".join(f"{name} = {NOT_UTF8}" for name in columns))
+
+
+@pytest.mark.parametrize("column", ["queue", "unique_key", "schedule", "last_error"])
+def test_a_job_s_text_that_is_not_utf8_is_shown_as_far_as_it_can_be(root: Browser, column: str) -> None:
+    job = enqueue("mail", {"n": 1})
+    claim_batch("mail", "w")[0].fail("no")
+    garble("job", column)
+    shown = root.detail("job", job.pk)
+    assert "a\ufffdb" in shown
+    assert "&quot;n&quot;" in shown
+    for query in ("", "?state=dead", f"?q={job.pk}", "?all=", "?o=1", "?queue=mail"):
+        assert root.page("job", query)
+    assert root.ids() == [job.pk]
+    root.act("job", "requeue", [job.pk])
+    assert Job.objects.filter(pk=job.pk, state="pending").exists()
+    assert LogEntry.objects.get().get_change_message() == "Requeued."
+    assert root.client.get(f"/admin/django_alkstore/job/{job.pk}/history/").status_code == 200
+
+
+def test_a_worker_s_name_that_is_not_utf8_is_shown_as_far_as_it_can_be(root: Browser) -> None:
+    job = enqueue("mail", None)
+    claim_batch("mail", "w")
+    garble("job", "worker_id")
+    assert "Leased to a\ufffdb until" in root.detail("job", job.pk)
+    assert root.ids(state="processing") == [job.pk]
+    assert root.said("job", "cancel", [job.pk]) == "1 job cancelled; 0 no longer matched."
+
+
+def test_one_row_that_is_not_utf8_hides_no_other(root: Browser) -> None:
+    bad, good = enqueue("mail", None), enqueue("mail", None, delay=60)
+    claim_batch("mail", "w")[0].fail("no")
+    garble("job", "last_error")
+    Job.objects.filter(pk=good.pk).update(last_error=None)
+    assert root.ids() == [good.pk, bad.pk]
+    assert root.said("job", "run_now", [good.pk, bad.pk]) == "1 job made due now; 1 no longer matched."
+
+
+@pytest.mark.parametrize(
+    ("table", "columns", "action"),
+    [
+        ("schedule", ["spec", "queue", "last_error"], "pause"),
+        ("schedule", ["name"], ""),
+        ("lock", ["owner"], "force_release"),
+        ("lock", ["name"], ""),
+    ],
+)
+def test_a_schedule_and_a_lock_whose_text_is_not_utf8_are_shown(
+    root: Browser, table: str, columns: list[str], action: str
+) -> None:
+    schedule("nightly", "@every 1h", "mail")
+    lock("report").acquire()
+    garble(table, *columns)
+    [pk] = (Schedule if table == "schedule" else Lock).objects.values_list("pk", flat=True)
+    assert "a\ufffdb" in root.page(table)
+    assert "a\ufffdb" in root.detail(table, pk)
+    said = root.said(table, action or ("pause" if table == "schedule" else "force_release"), [pk])
+    assert said.startswith("1 " if action else "0 ")

@@ -5,9 +5,10 @@ from collections.abc import Callable
 from itertools import pairwise
 
 import pytest
+from django.db import connection, transaction
 
 from django_alkstore.models import Job, Lock
-from django_alkstore.services import force_release, schedule, unschedule
+from django_alkstore.services import enqueue, force_release, schedule, unschedule
 from tests.ledger.tools import wait_for_state
 from tests.processes import Process, wait_until
 
@@ -104,6 +105,55 @@ def test_a_standby_stops_at_a_signal_with_status_0(start: Start, number: signal.
     second.wait_for("stands by")
     second.signal(number)
     assert second.wait() == 0
+    assert len(leaders()) == 1
+
+
+def test_a_second_signal_ends_a_scheduler_that_waits_for_the_writer_lock_with_status_1(start: Start) -> None:
+    process = start("run_schedules")
+    process.wait_for("scheduler leads")
+    with transaction.atomic():
+        connection.cursor().execute("UPDATE django_alkstore_lock SET token = token")  # nobody else can write
+        process.signal(signal.SIGTERM)
+        process.signal(signal.SIGINT)
+        assert process.wait() == 1
+    assert "Traceback" not in process.output
+    assert [name for name, _ in leaders()] == [LEADERSHIP]  # it lapses by itself
+
+
+def test_a_second_signal_ends_run_alkstore_too_where_only_its_scheduler_is_left(start: Start) -> None:
+    process = start("run_alkstore")
+    process.wait_for("scheduler leads")
+    wait_for_state("completed", enqueue("noop", None).pk)  # and so the worker's first round is over
+    with transaction.atomic():
+        connection.cursor().execute("UPDATE django_alkstore_lock SET token = token")
+        process.signal(signal.SIGTERM)
+        process.wait_for("worker stopped")
+        assert process.popen.poll() is None
+        process.signal(signal.SIGTERM)
+        assert process.wait() == 1
+    process.wait_for("cut off at a second signal")
+
+
+def test_after_one_signal_a_scheduler_waits_for_the_writer_lock_and_frees_the_leadership(start: Start) -> None:
+    process = start("run_schedules")
+    process.wait_for("scheduler leads")
+    with transaction.atomic():
+        connection.cursor().execute("UPDATE django_alkstore_lock SET token = token")
+        process.signal(signal.SIGTERM)
+        process.wait_for("stood down")
+        assert process.popen.poll() is None
+    assert process.wait() == 0
+    assert leaders() == []
+
+
+def test_a_second_signal_to_a_standby_ends_it(start: Start) -> None:
+    first = start("run_schedules")
+    first.wait_for("leads")
+    second = start("run_schedules")
+    second.wait_for("stands by")
+    second.signal(signal.SIGTERM)
+    second.signal(signal.SIGINT)
+    assert second.wait() in (0, 1)  # it may have ended before the second came
     assert len(leaders()) == 1
 
 

@@ -1,6 +1,8 @@
 """Section 8: `alkstore_status` and `alkstore_prune`."""
 
 import json
+import re
+import sqlite3
 from dataclasses import asdict
 from datetime import timedelta
 from io import StringIO
@@ -116,13 +118,86 @@ def test_the_table_shows_the_database_each_queue_with_its_numbers_schedules_lock
     shown = run("alkstore_status")
     for text in (database(), "the-leader", "letters", "hourly", "@every 1h", "resting", "paused", "report"):
         assert text in shown
-    header = next(line for line in shown.splitlines() if "pending" in line).split()
-    alpha = next(line for line in shown.splitlines() if "alpha" in line).split()
-    offset = len(alpha) - len(header)
-    numbers = {name: alpha[header.index(name) + offset] for name in ("completed", "dead")}
-    assert "alpha" in alpha
-    assert set(numbers.values()) <= {"0", "1"}
     assert max(map(len, shown.splitlines())) < 300
+
+
+def rows(shown: str, title: str) -> list[list[str]]:
+    """The cells of a table, line by line. They are two spaces apart at least."""
+    table = next(part for part in shown.split("\n\n") if part.startswith(title))
+    return [re.split(r" {2,}", line.strip()) for line in table.strip().splitlines()]
+
+
+def test_the_table_tells_what_is_due_from_what_is_not_due_yet(clock: ManualClock) -> None:
+    some_of_everything()
+    clock.advance(200)
+    claim_batch("alpha", "me")
+    enqueue("alpha", None, delay=60)
+    header, *found = rows(run("alkstore_status"), "Queues")
+    assert header == [
+        "Queues", "due", "not due yet", "processing", "completed", "dead", "cancelled", "oldest due",
+    ]  # fmt: skip
+    assert found == [
+        ["outbox letters", "1", "0", "0", "0", "0", "0", "3 min 20 s"],
+        ["queue alpha", "1", "1", "2", "1", "0", "0", "2 min 20 s"],
+        ["queue beta", "0", "0", "0", "0", "1", "1", "-"],
+    ]
+
+
+def test_the_tables_of_schedules_and_locks(clock: ManualClock) -> None:
+    some_of_everything()
+    schedule("torn", "@every 1h", "alpha")
+    Schedule.objects.filter(name="torn").update(last_error="InvalidSpec: what\nmore", enabled=False)
+    clock.advance(200)
+    shown = run("alkstore_status")
+    assert rows(shown, "Schedules") == [
+        ["Schedules", "spec", "fires into", "state", "next fire", "last fire"],
+        ["hourly", "@every 1h", "alpha", "on", "in 56 min 40 s", "-"],
+        ["resting", "@every 1d", "beta", "paused", "-", "-"],
+        ["torn", "@every 1h", "alpha", "broken", "-", "-"],
+    ]
+    clock.advance(3_600)
+    assert rows(run("alkstore_status"), "Schedules")[1][4] == "due 3 min 20 s ago"
+    assert "torn was paused for an error: InvalidSpec: what\nDeclare it again" in shown
+    [_, [*held]] = rows(shown, "Locks")
+    assert held[0] == "report"
+    assert held[-1] == "lapsed 2 min 20 s ago"
+
+
+def test_a_long_name_moves_no_other_row_s_columns(clock: ManualClock) -> None:
+    enqueue("short", None)
+    before = [line for line in run("alkstore_status").splitlines() if "short" in line]
+    long = "x" * 128
+    enqueue(long, None)
+    after = run("alkstore_status").splitlines()
+    assert [len(line) for line in after if "short" in line and "due in" not in line] == [len(before[0])]
+    (place,) = [number for number, line in enumerate(after) if line == f"queue {long}"]
+    assert after[place + 1].split()[0] == "1"
+
+
+def test_due_jobs_that_nobody_is_registered_for_are_named(clock: ManualClock) -> None:
+    enqueue_many("mail-old", [None] * 3)
+    outbox("gone").enqueue(None)
+    outbox("mail").enqueue(None)
+    enqueue("noop", None)
+    enqueue("later", None, delay=60)
+    shown = run("alkstore_status")
+    (line,) = [line for line in shown.splitlines() if "no handler is registered" in line]
+    assert line.startswith("1 due in outbox gone, 3 due in queue mail-old, and no handler is registered for them")
+    assert set(status()) == KEYS
+    Job.objects.exclude(queue="mail-old").delete()
+    assert "3 due in queue mail-old, and no handler is registered for it" in run("alkstore_status")
+    Job.objects.filter(queue="mail-old").delete()
+    enqueue("noop", None)
+    assert "no handler" not in run("alkstore_status")
+
+
+def test_two_hundred_queues_that_nobody_is_registered_for_make_one_line(clock: ManualClock) -> None:
+    for number in range(200):
+        enqueue(f"tenant-{number:03}", None)
+    shown = run("alkstore_status")
+    assert len(rows(shown, "Queues")) == 201
+    (line,) = [line for line in shown.splitlines() if "no handler is registered" in line]
+    assert "1 due in queue tenant-009, 190 due in 190 more, and no handler" in line
 
 
 def test_the_table_of_an_empty_database_says_that_there_is_nothing(clock: ManualClock) -> None:
@@ -228,3 +303,14 @@ def test_an_unreadable_database_is_a_command_error_and_no_traceback(monkeypatch:
     monkeypatch.setattr("django.db.models.query.QuerySet.exists", refuse)
     with pytest.raises(CommandError, match="disk I/O error"):
         run("alkstore_status")
+
+
+def test_a_database_that_is_busy_for_too_long_is_a_command_error_that_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(*args: object, **kwargs: object) -> None:
+        busy = sqlite3.OperationalError("database is locked")
+        busy.sqlite_errorcode = sqlite3.SQLITE_BUSY
+        raise OperationalError("database is locked") from busy
+
+    monkeypatch.setattr("django_alkstore.management.commands.alkstore_prune.prune", refuse)
+    with pytest.raises(CommandError, match=r"'default' was busy .* \(database is locked\); try again"):
+        run("alkstore_prune")

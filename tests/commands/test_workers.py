@@ -123,6 +123,55 @@ def test_naming_what_is_not_registered_is_status_2_and_lists_what_is(
     assert "worker started" not in process.output
 
 
+@pytest.mark.parametrize(
+    ("command", "name", "said"),
+    [("run_queue", "mail", "'mail' is an outbox: run_outbox mail"),
+     ("run_outbox", "noop", "'noop' is a queue: run_queue noop"),
+     ("run_queue", "nope", "no handler is registered for the queue 'nope'")],
+)  # fmt: skip
+def test_a_name_of_the_other_kind_is_told_from_one_that_nobody_registers(
+    start: Start, command: str, name: str, said: str
+) -> None:
+    process = start(command, name, *(["nope"] if name != "nope" else []))
+    assert process.wait() == 2
+    assert said in process.output
+    assert "registered for the" in process.output
+
+
+@pytest.mark.parametrize("command", ["run_queue", "run_outbox", "run_alkstore"])
+def test_due_jobs_that_nobody_is_registered_for_are_named_at_the_start(start: Start, command: str) -> None:
+    enqueue_many("mail-old", [None] * 3)
+    outbox("gone").enqueue(None)
+    enqueue("later", None, delay=3_600)
+    enqueue("noop", None)
+    outbox("mail").enqueue("a")
+    process = start(command)
+    process.wait_for("worker started")
+    (line,) = [line for line in process.lines if " WARNING " in line]
+    assert "1 due in outbox gone, 3 due in queue mail-old, and no handler is registered for them" in line
+
+
+def test_where_nothing_waits_for_a_handler_the_start_says_nothing_of_it(start: Start) -> None:
+    enqueue("record", None)
+    enqueue("later", None, delay=3_600)
+    process = start("run_queue", "noop")
+    process.wait_for("worker started")
+    assert " WARNING " not in process.output
+
+
+@pytest.mark.parametrize(
+    ("option", "value", "said"),
+    [("--concurrency", "0", "'0' is not a whole number of at least 1"),
+     ("--concurrency", "x", "'x' is not a whole number of at least 1"),
+     ("--grace", "-1", "'-1' is not a number of seconds"),
+     ("--grace", "soon", "'soon' is not a number of seconds")],
+)  # fmt: skip
+def test_a_wrong_option_is_status_2_and_says_what_is_right(start: Start, option: str, value: str, said: str) -> None:
+    process = start("run_queue", f"{option}={value}")
+    assert process.wait() == 2
+    assert said in process.output
+
+
 def test_one_wrong_name_among_right_ones_starts_nothing(start: Start) -> None:
     job = enqueue("noop", None)
     assert start("run_queue", "noop", "nope").wait() == 2

@@ -132,6 +132,13 @@ def test_a_database_that_cannot_be_opened_is_a_message_and_no_crash(project: dic
     assert all(identity.startswith("alkstore.") for identity in ids())
 
 
+def test_w005_a_database_that_cannot_be_read(project: dict[str, Any], tmp_path: Path) -> None:
+    project["NAME"] = tmp_path  # a folder
+    (message,) = found()
+    assert message.id == "alkstore.W005"
+    assert "unable to open" in message.msg
+
+
 def test_f136_e001_names_both_versions_before_any_query(
     project: dict[str, Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -207,6 +214,7 @@ def test_e002_names_an_unknown_key_or_a_wrong_value(project: dict[str, Any], set
         (message,) = [message for message in found() if message.id == "alkstore.E002"]
         assert message.is_serious()
         assert named in message.msg
+        assert "README" in (message.hint or "")
     assert ids() == []  # read when it is used
 
 

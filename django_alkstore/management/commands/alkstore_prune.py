@@ -2,7 +2,8 @@
 
 from typing import Any
 
-from django_alkstore.management.base import AlkstoreCommand, age
+from django_alkstore.ages import age
+from django_alkstore.management.base import AlkstoreCommand
 from django_alkstore.services import prune, queue_stats
 from django_alkstore.services.maintenance import retention
 

@@ -1,17 +1,20 @@
 """Show what is in the queues, the schedules and the locks."""
 
 import json
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import asdict
+from datetime import datetime
 from typing import Any
 
 from django.core.management.base import CommandParser
 from django.db import connections
 
-from django_alkstore import clock
-from django_alkstore.management.base import AlkstoreCommand, age, since
+from django_alkstore import clock, signals
+from django_alkstore.ages import age, distance
+from django_alkstore.management.base import AlkstoreCommand
 from django_alkstore.models import Lock, Schedule
 from django_alkstore.names import LEADERSHIP_LOCK, describe_queue
+from django_alkstore.runtime.loop import due_without_handler
 from django_alkstore.services import QueueStats, queue_stats
 
 
@@ -30,59 +33,115 @@ class Command(AlkstoreCommand):
         if options["json"]:
             self.stdout.write(json.dumps(_as_object(database, queues, schedules, locks), indent=2))
         else:
-            self._show(database, queues, schedules, locks)
+            self._show(database, queues, schedules, locks, due_without_handler(alias))
         return None
 
-    def _show(self, database: str, queues: list[QueueStats], schedules: list[Schedule], locks: list[Lock]) -> None:
-        leader = _leader(locks)
-        self.stdout.write(f"Database  {database}")
-        self.stdout.write(f"Scheduler {f'led by {leader.owner}' if leader else 'no leader'}")
-        header = ["", "due", "pending", "processing", "completed", "dead", "cancelled", "oldest due"]
-        rows = [
-            [
-                describe_queue(q.queue),
-                *map(str, (q.due, q.pending, q.processing, q.completed, q.dead, q.cancelled)),
-                age(q.oldest_due_age),
-            ]
-            for q in queues
-        ]
-        self._table("Queues", header, rows)
-        header = ["", "spec", "into", "state", "next", "last"]
-        self._table("Schedules", header, [_schedule_row(s) for s in schedules])
+    def _show(
+        self,
+        database: str,
+        queues: list[QueueStats],
+        schedules: list[Schedule],
+        locks: list[Lock],
+        unhandled: dict[str, int],
+    ) -> None:
         now = clock.now()
-        rows = [
-            [lock.name, lock.owner, str(lock.token), since(lock.expires_at) if lock.expires_at > now else "lapsed"]
-            for lock in locks
-        ]
-        self._table("Locks", ["", "owner", "token", "ends"], rows)
+        self.stdout.write(f"Database   {database}")
+        self.stdout.write(f"Scheduler  {_scheduler(_leader(locks), now)}")
+        self._table("Queues", _QUEUE_COLUMNS, [_queue_row(queue) for queue in queues])
+        if unhandled:
+            self.stdout.write(f"\n{signals.unhandled(unhandled)}.")
+        self._table("Schedules", _SCHEDULE_COLUMNS, [_schedule_row(schedule, now) for schedule in schedules])
+        for schedule in schedules:
+            if schedule.last_error:
+                error = _one_line(schedule.last_error, _LONGEST_ERROR)
+                self.stdout.write(f"\n{_one_line(schedule.name)} was paused for an error: {error}")
+                self.stdout.write(
+                    "Declare it again with schedule(), then resume it with resume_schedule() or in the admin."
+                )
+        self._table("Locks", _LOCK_COLUMNS, [_lock_row(lock, now) for lock in locks])
 
-    def _table(self, title: str, header: list[str], rows: Sequence[Sequence[str]]) -> None:
-        if not rows:
-            self.stdout.write(f"\n{title}: none")
-            return
-        header = [title, *header[1:]]
-        widths = [max(len(row[column]) for row in (header, *rows)) for column in range(len(header))]
+    def _table(self, title: str, columns: Sequence[str], rows: Sequence[Sequence[str]]) -> None:
         self.stdout.write("")
-        for row in (header, *rows):
+        if not rows:
+            self.stdout.write(f"{title}: none")
+            return
+        # A long name has a line of its own, so that it moves no other row's columns.
+        lines = [line for name, *cells in [(title, *columns), *rows] for line in _lines(name, cells)]
+        widths = [max(map(len, column)) for column in zip(*(line for line in lines if len(line) > 1), strict=True)]
+        numbers = [all(row[place].isdigit() for row in rows) for place in range(len(widths))]
+        for line in lines:
             cells = [
-                cell.rjust(width) if column and cell.isdigit() else cell.ljust(width)
-                for column, (cell, width) in enumerate(zip(row, widths, strict=True))
+                cell.rjust(width) if number else cell.ljust(width)
+                for cell, width, number in zip(line, widths, numbers, strict=False)
             ]
             self.stdout.write("  ".join(cells).rstrip())
 
 
-def _schedule_row(schedule: Schedule) -> list[str]:
-    state = "on" if schedule.enabled else "paused"
-    if schedule.last_error:
-        state += f": {_one_line(schedule.last_error)}"
-    following = since(schedule.next_fire_at) if schedule.enabled else "-"
-    return [schedule.name, schedule.spec.strip(), schedule.queue, state, following, since(schedule.last_fire_at)]
+_QUEUE_COLUMNS = ("due", "not due yet", "processing", "completed", "dead", "cancelled", "oldest due")
+_SCHEDULE_COLUMNS = ("spec", "fires into", "state", "next fire", "last fire")
+_LOCK_COLUMNS = ("owner", "token", "lease ends")
+_LONGEST_NAME = 40
+"""Characters of a name in its column."""
+_LONGEST_CELL = 60
+_LONGEST_ERROR = 200
 
 
-def _one_line(text: str) -> str:
+def _lines(name: str, cells: list[str]) -> Iterator[list[str]]:
+    if len(name) > _LONGEST_NAME:
+        yield [name]
+        name = ""
+    yield [name, *cells]
+
+
+def _queue_row(queue: QueueStats) -> list[str]:
+    numbers = (
+        queue.due,
+        queue.pending - queue.due,
+        queue.processing,
+        queue.completed,
+        queue.dead,
+        queue.cancelled,
+    )
+    waited = "-" if queue.oldest_due_age is None else age(queue.oldest_due_age)
+    return [describe_queue(_one_line(queue.queue)), *map(str, numbers), waited]
+
+
+def _schedule_row(schedule: Schedule, now: datetime) -> list[str]:
+    following = last = "-"
+    if schedule.enabled:
+        state, following = "on", distance(schedule.next_fire_at, now)
+        if schedule.next_fire_at <= now:
+            following = f"due {following}"
+    else:
+        state = "broken" if schedule.last_error else "paused"
+    if schedule.last_fire_at is not None:
+        last = distance(schedule.last_fire_at, now)
+    spec, queue = (_one_line(text, _LONGEST_CELL) for text in (schedule.spec, schedule.queue))
+    return [_one_line(schedule.name), spec, queue, state, following, last]
+
+
+def _lock_row(lock: Lock, now: datetime) -> list[str]:
+    ends = distance(lock.expires_at, now)
+    return [
+        _one_line(lock.name),
+        _one_line(lock.owner, _LONGEST_CELL),
+        str(lock.token),
+        ends if lock.expires_at > now else f"lapsed {ends}",
+    ]
+
+
+def _scheduler(leader: Lock | None, now: datetime) -> str:
+    if leader is None:
+        return "nobody leads: neither run_alkstore nor run_schedules is running"
+    return f"led by {_one_line(leader.owner)}, whose lease ends {distance(leader.expires_at, now)}"
+
+
+def _one_line(text: str, longest: int | None = None) -> str:
     """The first line, cut, without what would move the cursor."""
-    first = text.strip().split("\n", 1)[0][:60]
-    return "".join(character if character.isprintable() else "\N{REPLACEMENT CHARACTER}" for character in first)
+    line = (text.strip().splitlines() or [""])[0]
+    if longest is not None and len(line) > longest:
+        line = f"{line[:longest]}…"
+    return "".join(character if character.isprintable() else "\N{REPLACEMENT CHARACTER}" for character in line)
 
 
 def _leader(locks: list[Lock]) -> Lock | None:
