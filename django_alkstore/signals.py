@@ -22,7 +22,6 @@ worker_stopping = Signal()  # reason, running
 worker_stopped = Signal()  # completed, failed
 worker_gave_back = Signal()  # job_ids, reason
 worker_exhausted = Signal()  # job_ids
-worker_locked = Signal()  # job_ids
 job_started = Signal()  # job
 job_completed = Signal()  # job, seconds
 job_settled = Signal()  # job, seconds: the handler settled it itself
@@ -159,14 +158,6 @@ _log(
     lambda job_ids: (
         f"every thread is held by a handler past its time limit ({_jobs(job_ids)}); "
         "exiting with status 4, for the supervisor to start it afresh"
-    ),
-)
-_log(
-    worker_locked,
-    logging.ERROR,
-    lambda job_ids: (
-        f"an atomic handler past its time limit holds the writer lock ({_jobs(job_ids)}); "
-        "exiting with status 4 to free it, for the supervisor to start it afresh"
     ),
 )
 _log(job_started, logging.DEBUG, lambda job: f"started {_job(job)} ({_attempt(job)})")

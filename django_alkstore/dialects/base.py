@@ -3,8 +3,8 @@
 Rules for all of them:
 
 - `now` and every other moment is microseconds since the epoch; nothing here reads a clock.
-- A *claim* is a job's id with its fence. Whatever names a claim takes effect only while that claim's lease is
-  held (state processing, same fence, lease not run out at `now`) and says whether it did.
+- Whatever names a `Claim` takes effect only while that claim's lease is held (state processing, same fence,
+  lease not run out at the claim's moment) and says whether it did.
 - None opens or ends a transaction; `transactions.py` does, around them.
 - Those marked *one statement* are atomic by themselves and may run in autocommit. The others expect the
   writer lock to be held already.
@@ -18,6 +18,7 @@ from typing import Any, NamedTuple, Protocol
 from django.db import OperationalError
 from django.db.backends.base.base import BaseDatabaseWrapper
 
+from django_alkstore.clock import FIRST_US
 from django_alkstore.dialects.cursors import Cursor
 
 
@@ -119,8 +120,11 @@ class QueueCounts(NamedTuple):
     oldest_due: int | None
 
 
-Claim = tuple[int, int]
-"""A job's id and the fence of the claim."""
+Claim = tuple[int, int, int]
+"""A job's id, the fence of the claim, and the moment at which its lease must not have run out."""
+
+UNTAKEN = FIRST_US
+"""As a claim's moment: though its lease may have run out, nobody has taken or swept it since. The fence says so."""
 
 
 class Operations(ABC):
@@ -158,7 +162,7 @@ class Operations(ABC):
         """Complete the jobs of these claims (or delete them); return the ids that took effect. *One statement.*"""
 
     @abstractmethod
-    def retry(self, claim: Claim, now: int, run_at: int, errors: str, last_error: str) -> bool:
+    def retry(self, claim: Claim, run_at: int, errors: str, last_error: str) -> bool:
         """Make the job pending again at `run_at`, with its history. *One statement.*"""
 
     @abstractmethod
@@ -166,11 +170,11 @@ class Operations(ABC):
         """Make the job dead, with its history. *One statement.*"""
 
     @abstractmethod
-    def give_back(self, claim: Claim, now: int, run_at: int | None) -> bool:
+    def give_back(self, claim: Claim, run_at: int | None) -> bool:
         """Make the job pending again, its attempt refunded, at `run_at` (`None`: as it was). *One statement.*"""
 
     @abstractmethod
-    def renew(self, claim: Claim, now: int, lease_expires_at: int) -> bool:
+    def renew(self, claim: Claim, lease_expires_at: int) -> bool:
         """Let the claim's lease end at `lease_expires_at`. *One statement.*"""
 
     # Jobs put right
@@ -272,6 +276,17 @@ class Dialect(ABC):
     @abstractmethod
     def busy_timeout(self, connection: BaseDatabaseWrapper) -> float:
         """Seconds that the database itself waits for another writer."""
+
+    @abstractmethod
+    def limit_wait(self, connection: BaseDatabaseWrapper, seconds: float) -> None:
+        """Let the database itself wait no longer than this for another writer, on this open connection."""
+
+    @abstractmethod
+    def cut_off(self, connection: BaseDatabaseWrapper) -> None:
+        """Roll back what another thread is doing on its connection, and let it do nothing more there.
+
+        Its next statement raises. For a thread that holds the writer lock and cannot be ended.
+        """
 
     @abstractmethod
     def change(self, using: str) -> Change:

@@ -6,7 +6,7 @@ transaction of `set_autocommit(False)` before those only.
 
 import sqlite3
 from collections.abc import Iterable, Iterator, Sequence
-from contextlib import AbstractContextManager, contextmanager
+from contextlib import AbstractContextManager, contextmanager, suppress
 from functools import lru_cache
 from typing import Any
 
@@ -282,28 +282,28 @@ class SQLiteOperations(Operations):
 
     def ack(self, claims: Sequence[Claim], now: int, *, delete: bool) -> set[int]:
         if len(claims) == 1 and not delete:
-            return {claims[0][0]} if self._took_effect(ACK, (now, *claims[0], now)) else set()
+            return {claims[0][0]} if self._took_effect(ACK, (now, *claims[0])) else set()
         acked: set[int] = set()
         for start in range(0, len(claims), _MAX_ACKS):
             some = claims[start : start + _MAX_ACKS]
             params: list[int] = [] if delete else [now]
-            for job_id, fence in some:
-                params += (job_id, fence, now)
+            for claim in some:
+                params += claim
             self.cursor.execute(_ack_text(len(some), delete=delete), params)
             acked.update(row[0] for row in self.cursor.fetchall())
         return acked
 
-    def retry(self, claim: Claim, now: int, run_at: int, errors: str, last_error: str) -> bool:
-        return self._took_effect(RETRY, (run_at, errors, last_error, *claim, now))
+    def retry(self, claim: Claim, run_at: int, errors: str, last_error: str) -> bool:
+        return self._took_effect(RETRY, (run_at, errors, last_error, *claim))
 
     def bury(self, claim: Claim, now: int, errors: str, last_error: str) -> bool:
-        return self._took_effect(BURY, (errors, last_error, now, *claim, now))
+        return self._took_effect(BURY, (errors, last_error, now, *claim))
 
-    def give_back(self, claim: Claim, now: int, run_at: int | None) -> bool:
-        return self._took_effect(GIVE_BACK, (run_at, *claim, now))
+    def give_back(self, claim: Claim, run_at: int | None) -> bool:
+        return self._took_effect(GIVE_BACK, (run_at, *claim))
 
-    def renew(self, claim: Claim, now: int, lease_expires_at: int) -> bool:
-        return self._took_effect(RENEW, (lease_expires_at, *claim, now))
+    def renew(self, claim: Claim, lease_expires_at: int) -> bool:
+        return self._took_effect(RENEW, (lease_expires_at, *claim))
 
     def lapsed(self, queue: str, now: int, limit: int) -> list[LapsedJob]:
         self.cursor.execute(LAPSED, (queue, now, limit))
@@ -365,6 +365,11 @@ class SQLiteOperations(Operations):
         return self.cursor.rowcount == 1
 
 
+def _refuse_all_but_rollback(action: int, operation: str | None, *_: str | None) -> int:
+    rollback = action == sqlite3.SQLITE_TRANSACTION and operation == "ROLLBACK"
+    return sqlite3.SQLITE_OK if rollback else sqlite3.SQLITE_DENY
+
+
 class SQLite(Dialect):
     """SQLite 3.35 or newer: one writer, a lock for the whole file, a snapshot for each reader."""
 
@@ -397,6 +402,21 @@ class SQLite(Dialect):
 
     def busy_timeout(self, connection: BaseDatabaseWrapper) -> float:
         return float(connection.settings_dict["OPTIONS"].get("timeout", 5.0))
+
+    def limit_wait(self, connection: BaseDatabaseWrapper, seconds: float) -> None:
+        connection.connection.execute(f"PRAGMA busy_timeout = {round(seconds * 1000)}")
+
+    def cut_off(self, connection: BaseDatabaseWrapper) -> None:
+        raw: sqlite3.Connection | None = connection.connection
+        if raw is None:
+            return
+        with suppress(sqlite3.Error):  # its own thread may have closed it just now
+            # First, so that nothing of the other thread's falls between the rollback and the close, where it would
+            # be committed by itself: statements already prepared are refused too.
+            raw.set_authorizer(_refuse_all_but_rollback)
+            raw.interrupt()
+            raw.rollback()
+            raw.close()
 
     def change(self, using: str) -> Change:
         return DataVersion(using)

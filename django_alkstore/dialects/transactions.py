@@ -8,6 +8,7 @@ import random
 import time
 from collections.abc import Callable
 from typing import TypeVar
+from weakref import WeakKeyDictionary
 
 from django.db import DatabaseError, OperationalError, connections, router, transaction
 from django.db.backends.base.base import BaseDatabaseWrapper
@@ -21,7 +22,7 @@ T = TypeVar("T")
 
 _random = random.Random()
 _sleep = time.sleep
-_LONGEST_WAIT = 0.032
+_LONGEST_STEP = 0.032
 """Seconds. SQLite's own waits grow to 0.1 s and starve whoever has waited longest."""
 
 
@@ -87,6 +88,12 @@ def mark_for_rollback(using: str) -> None:
 def is_contention(using: str, error: DatabaseError) -> bool:
     """Did this error only say that another was writing?"""
     return isinstance(error, OperationalError) and dialect_of(connections[using]).is_contention(error)
+
+
+def busy_timeout(using: str) -> float:
+    """Seconds that a call waits for another writer, by the project's settings."""
+    connection = connections[using]
+    return dialect_of(connection).busy_timeout(connection)
 
 
 def after_commit(using: str, announce: Callable[[], object]) -> None:
@@ -158,17 +165,37 @@ def read(using: str, body: Callable[[Operations], T]) -> T:
         return body(dialect.operations(cursor))
 
 
+_limits: "WeakKeyDictionary[BaseDatabaseWrapper, tuple[object, float]]" = WeakKeyDictionary()
+"""The longest wait on a connection that has been given one, with the driver's connection that it was set on."""
+
+
+def limit_wait(using: str, seconds: float) -> None:
+    """Let this thread's calls wait in line no longer than this, as one must that has other things to look after."""
+    connection = connections[using]
+    connection.ensure_connection()
+    raw, _ = _limits.get(connection, (None, 0.0))
+    if raw is not connection.connection:
+        dialect_of(connection).limit_wait(connection, seconds)
+        _limits[connection] = (connection.connection, seconds)
+
+
+def longest_wait(connection: BaseDatabaseWrapper) -> float:
+    """Seconds that a call waits in line before it raises."""
+    raw, seconds = _limits.get(connection, (None, 0.0))
+    known = raw is not None and raw is connection.connection
+    return seconds if known else dialect_of(connection).busy_timeout(connection)
+
+
 def _wait_in_line(connection: BaseDatabaseWrapper, run: Callable[[], T]) -> T:
-    """Repeat `run` while others hold the writer lock, with short random waits, until the busy timeout is over."""
+    """Repeat `run` while others hold the writer lock, with short random waits, until the longest wait is over."""
     started = clock.waiting_from()
     tries = 0
     while True:
         try:
             return run()
         except OperationalError as error:
-            dialect = dialect_of(connection)
             waited = clock.waited_since(started)
-            if not dialect.is_contention(error) or waited >= dialect.busy_timeout(connection):
+            if not dialect_of(connection).is_contention(error) or waited >= longest_wait(connection):
                 raise
         tries += 1
-        _sleep(_random.uniform(0, min(_LONGEST_WAIT, 0.001 * 2**tries)))
+        _sleep(_random.uniform(0, min(_LONGEST_STEP, 0.001 * 2**tries)))

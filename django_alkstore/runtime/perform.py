@@ -12,7 +12,7 @@ from django_alkstore.exceptions import LeaseLost
 from django_alkstore.registry import Registration
 from django_alkstore.services import JobHandle
 from django_alkstore.services.handles import run_to_end
-from django_alkstore.services.outcomes import ACK, Kind, Outcome, outcome_of
+from django_alkstore.services.outcomes import ACK, RELEASE, Kind, Outcome, outcome_of
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,7 +55,7 @@ def _run_in_transaction(registration: Registration, job: JobHandle) -> Outcome |
     try:
         with transaction.atomic(using=job.using):
             if not job.hold(registration.time_limit):
-                raise LeaseLost(job.id)
+                return RELEASE  # another has the job by now: the handler has not run, and nothing is to be written
             running = True
             run_to_end(registration.target, job)
             # The row says whether the handler has settled it and not taken that back.

@@ -7,6 +7,9 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from queue import SimpleQueue
 
+from django.db import connections
+from django.db.backends.base.base import BaseDatabaseWrapper
+
 from django_alkstore import clock, signals
 from django_alkstore.registry import Registration
 from django_alkstore.runtime.perform import Ending, perform, tidy_connections
@@ -28,6 +31,8 @@ class Run:
     """How long its handler took, once it has ended."""
     lost: bool = False
     """Is the lease known to be lost?"""
+    connection: BaseDatabaseWrapper | None = None
+    """Where its handler holds the writer lock (`atomic=True`): its thread's connection."""
 
     @property
     def holds_lease(self) -> bool:
@@ -129,6 +134,8 @@ class Threads:
 
     def _work(self) -> None:
         while (run := self._next()) is not None:
+            if run.registration.atomic:
+                run.connection = connections[run.job.using]
             run.started_at = clock.monotonic()
             signals.emit(signals.job_started, job=run.job)
             ending = perform(run.registration, run.job)

@@ -19,9 +19,15 @@ from django.db import DatabaseError, connections
 
 from django_alkstore import clock, failures, signals
 from django_alkstore.clock import LAST_US, SECOND
-from django_alkstore.dialects import Operations
-from django_alkstore.dialects.base import ClaimedJob
-from django_alkstore.dialects.transactions import write_operations, write_statement
+from django_alkstore.dialects import Operations, dialect_of
+from django_alkstore.dialects.base import UNTAKEN, ClaimedJob
+from django_alkstore.dialects.transactions import (
+    busy_timeout,
+    is_contention,
+    limit_wait,
+    write_operations,
+    write_statement,
+)
 from django_alkstore.dialects.watch import Watch
 from django_alkstore.registry import Registration
 from django_alkstore.runtime.lines import gathered
@@ -43,6 +49,8 @@ QUICK = 0.1
 INSTANT = 0.002
 """Seconds. Handlers that take less on average have one thread called after the other, this far apart."""
 RENEWALS_PER_LEASE = 3
+LONGEST_WAIT = 0.1
+"""Seconds that a round waits in line for the writer lock, before signals and time limits are looked after again."""
 SETTLE = 0.02
 """Seconds between two looks at queues that were found empty."""
 
@@ -119,6 +127,8 @@ class Worker:
         self._upkeep = Upkeep(alias, self.registrations)
         self._patience = Patience("working", alias)
         self._paused_until = 0.0
+        self._in_line_since: float | None = None
+        """Since when others have kept the writer lock from this loop."""
         self._stops: list[str] = []
         self._signals = 0
         self._grace_ends = 0.0
@@ -172,19 +182,31 @@ class Worker:
         if clock.monotonic() < self._paused_until:
             return
         try:
-            # Before anything is handed out: it writes, and would wait for an atomic handler to end.
-            self._upkeep.step()
+            limit_wait(self.alias, LONGEST_WAIT)
             work = self._plan()
             if work:
                 written = write_operations(self.alias, partial(self._write, work))
                 self._unwritten.clear()
                 with gathered():
                     self._follow_up(work, written)
+            # After what has ended is on its row: it sweeps.
+            self._upkeep.step()
             self._look_ahead()
             self._patience.reset()
+            self._in_line_since = None
         except DatabaseError as error:
-            self._paused_until = clock.monotonic() + self._patience.after(error)
+            self._paused_until = clock.monotonic() + self._pause_after(error)
         connections[self.alias].queries_log.clear()
+
+    def _pause_after(self, error: DatabaseError) -> float:
+        """Seconds to wait before the round is tried again. That another writes is no news for a busy timeout's time."""
+        if is_contention(self.alias, error):
+            now = clock.monotonic()
+            if self._in_line_since is None:
+                self._in_line_since = now
+            if now - self._in_line_since < busy_timeout(self.alias):
+                return SETTLE
+        return self._patience.after(error)
 
     def _collect(self) -> None:
         """Take in what has ended, what is over its time, and what has waited too long for a thread."""
@@ -215,7 +237,13 @@ class Worker:
         del self._runs[run]
         self._stuck.add(run)
         self._unwritten.append((run, outcomes.retry(failures.TIME_LIMIT)))
+        self._cut_off(run)
         run.job.lease_lost.set()
+
+    def _cut_off(self, run: Run) -> None:
+        """Take the writer lock from an atomic handler: until then nobody could write, this loop neither."""
+        if run.connection is not None:
+            dialect_of(run.connection).cut_off(run.connection)
 
     def _take_back(self, reason: str) -> None:
         """Give back what no thread has started; nothing is claimed ahead until handlers are quick again."""
@@ -235,8 +263,9 @@ class Worker:
                 work.acks.append(run)
             else:
                 work.endings.append((run, outcome))
-        if not self._stops:
-            work.wanted = self._capacity()
+        # Nothing is claimed before a due upkeep, which writes, and would wait for an atomic handler to end.
+        if not self._stops and self._upkeep.due_in() > 0 and (wanted := self._capacity()):
+            work.wanted = wanted
             work.queues = self._due_queues()
         return work
 
@@ -260,17 +289,26 @@ class Worker:
         now = clock.now_us()
         written = Written()
         if work.acks:
-            claims = [run.job.claim for run in work.acks]
+            claims = [run.job.claim(self._held_at(run, now)) for run in work.acks]
             written.acked = outcomes.ack_all(db, claims, now)
         for run, outcome in work.endings:
-            written.endings.append(outcomes.apply(db, run.job, outcome, _in_time(run, now)))
+            written.endings.append(outcomes.apply(db, run.job, outcome, now, self._held_at(run, now)))
         for run in work.renewals:
             # Not earlier than the handler's own heartbeat has it.
             ends = min(now + round(run.job.visibility_timeout * SECOND), LAST_US)
             ends = max(ends, run.job.lease_expires_us)
-            written.renewals.append(ends if db.renew(run.job.claim, now, ends) else None)
+            written.renewals.append(ends if db.renew(run.job.claim(self._held_at(run, now)), ends) else None)
         self._claim(db, work, written)
         return written
+
+    def _held_at(self, run: Run, now: int) -> int:
+        """The moment at which a run's lease must not have run out.
+
+        There is none while the worker lives: the lease may have run out while another held the writer lock (an
+        atomic handler, for as long as it runs), when nobody could renew it, nor take it. If anybody has taken it
+        since, the fence says so. Only where the handler has been told that it is lost, it is.
+        """
+        return now if run.job.is_lost and run not in self._stuck else UNTAKEN
 
     def _claim(self, db: Operations, work: Work, written: Written) -> None:
         """Claim what is wanted; a queue with nothing to claim is swept instead, and asked again next round."""
@@ -419,8 +457,6 @@ class Worker:
 
     def _verdict(self) -> int | None:
         """The exit code, once there is one."""
-        if any(run.registration.atomic for run in self._stuck):
-            return self._give_up_locked()
         if len(self._stuck) >= self.concurrency and not self._unwritten:
             return self._give_up()
         if not self._stops:
@@ -444,13 +480,6 @@ class Worker:
         self._give_back_all("exiting")
         return EXIT_EXHAUSTED
 
-    def _give_up_locked(self) -> int:
-        """A handler past its limit holds the writer lock: until the process ends, nobody writes, this loop neither."""
-        signals.emit(signals.worker_locked, job_ids=sorted(run.job.id for run in self._stuck))
-        signals.flush()
-        self._end_process(EXIT_EXHAUSTED)
-        return EXIT_EXHAUSTED
-
     def _leave_at_once(self) -> int:
         self._give_back_all("second signal" if self._signals > 1 else "the grace is over")
         self._end_process(EXIT_GRACE_OVER)
@@ -462,6 +491,8 @@ class Worker:
         held = list(self._runs)
         if held:
             signals.emit(signals.worker_gave_back, job_ids=[run.job.id for run in held], reason=reason)
+            for run in held:
+                self._cut_off(run)
         signals.flush()
         work = Work(endings=[*self._unwritten, *((run, RELEASE) for run in held)])
         if not work:
@@ -474,12 +505,3 @@ class Worker:
 
 
 _NEVER = 2**63 - 1
-
-
-def _in_time(run: Run, now: int) -> int:
-    """The moment of an attempt's end. An atomic handler's is never past its lease.
-
-    It held the writer lock for as long as it ran, so that nobody could renew its lease, nor take it. If anybody has
-    taken it since, the fence says so.
-    """
-    return min(now, run.job.lease_expires_us - 1) if run.registration.atomic else now

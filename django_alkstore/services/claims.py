@@ -147,7 +147,7 @@ def bury_unreadable(row: ClaimedJob, error: Exception, db: Operations) -> None:
     now = clock.now_us()
     reason = f"unreadable payload: {error}"
     entry = failures.failure(row.attempts, from_us(now), failures.describe(reason)[0])
-    if db.bury((row.id, row.fence), now, failures.append(row.errors, entry), entry["error"]):
+    if db.bury((row.id, row.fence, now), now, failures.append(row.errors, entry), entry["error"]):
         signals.emit(signals.job_unreadable, job_id=row.id, queue=row.queue, reason=reason)
 
 

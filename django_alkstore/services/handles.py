@@ -12,7 +12,7 @@ from django.db import connections, transaction
 from django_alkstore import clock
 from django_alkstore.clock import LAST_US, SECOND, from_us, readable
 from django_alkstore.dialects import Operations
-from django_alkstore.dialects.base import Claim, ClaimedJob
+from django_alkstore.dialects.base import UNTAKEN, Claim, ClaimedJob
 from django_alkstore.dialects.transactions import (
     mark_for_rollback,
     require_open,
@@ -88,9 +88,9 @@ class JobHandle:
     def __repr__(self) -> str:
         return f"<JobHandle {self.id} in {self.queue}, attempt {self.attempt} of {self.max_attempts}>"
 
-    @property
-    def claim(self) -> Claim:
-        return (self.id, self.fence)
+    def claim(self, held_at: int) -> Claim:
+        """The claim, whose lease must not have run out at `held_at` (microseconds)."""
+        return (self.id, self.fence, held_at)
 
     @property
     def lease_expires_at(self) -> datetime:
@@ -148,6 +148,11 @@ class JobHandle:
                 self._lease_lost = self._lease_lost or threading.Event()
         return self._lease_lost
 
+    @property
+    def is_lost(self) -> bool:
+        """Is the lease known to be lost?"""
+        return self._lease_lost is not None and self._lease_lost.is_set()
+
     def ack(self) -> bool:
         """The job is done."""
         return self.settle(outcomes.ACK)
@@ -174,7 +179,7 @@ class JobHandle:
         def renew(db: Operations) -> int | None:
             now = clock.now_us()
             ends = min(now + round(extension * SECOND), LAST_US)
-            return ends if db.renew(self.claim, now, ends) else None
+            return ends if db.renew(self.claim(now), ends) else None
 
         ends = write_statement(self.using, renew)
         if ends is None:
@@ -200,12 +205,13 @@ class JobHandle:
     def hold(self, duration: float) -> bool:
         """In the caller's open transaction: take the writer lock, and lease for `duration` seconds from now.
 
-        Nobody else could renew the lease while the lock is held; rolled back, it was never extended.
+        Nobody else could renew the lease while the lock is held; rolled back, it was never extended. A lease that
+        ran out in the wait for the lock is still this claim's where nobody has taken it: `False` where one has.
         """
 
         def extend(db: Operations) -> bool:
-            now = clock.now_us()
-            return db.renew(self.claim, now, min(now + round(duration * SECOND), LAST_US))
+            ends = min(clock.now_us() + round(duration * SECOND), LAST_US)
+            return db.renew(self.claim(UNTAKEN), ends)
 
         return write_statement(self.using, extend)
 

@@ -39,8 +39,7 @@ RELEASE = Outcome(Kind.GIVE_BACK)
 class Claimed(Protocol):
     """What an outcome needs to know of the claim that it ends."""
 
-    @property
-    def claim(self) -> Claim: ...
+    def claim(self, held_at: int) -> Claim: ...
     @property
     def attempt(self) -> int: ...
     @property
@@ -95,19 +94,22 @@ def wait_before_retry(job: Claimed, outcome: Outcome) -> float | None:
     return backoff.backoff(job.backoff_base, job.attempt, conf.settings().max_backoff)
 
 
-def apply(db: Operations, job: Claimed, outcome: Outcome, now: int) -> bool:
-    """Put `outcome` on the job's row; `False`, with nothing changed, where its lease was lost. One statement."""
+def apply(db: Operations, job: Claimed, outcome: Outcome, now: int, held_at: int | None = None) -> bool:
+    """Put `outcome` on the job's row; `False`, with nothing changed, where its lease was lost. One statement.
+
+    `held_at`: the moment at which the lease must not have run out (default: now).
+    """
+    claim = job.claim(now if held_at is None else held_at)
     if outcome.kind is Kind.ACK:
-        return bool(ack_all(db, [job.claim], now))
+        return bool(ack_all(db, [claim], now))
     if outcome.kind is Kind.GIVE_BACK:
-        run_at = None if outcome.delay is None else _later(now, outcome.delay)
-        return db.give_back(job.claim, now, run_at)
+        return db.give_back(claim, None if outcome.delay is None else _later(now, outcome.delay))
     entry = failures.failure(job.attempt, from_us(now), outcome.error, outcome.traceback)
     errors = failures.append(job.history, entry)
     wait = wait_before_retry(job, outcome)
     if wait is None:
-        return db.bury(job.claim, now, errors, outcome.error)
-    return db.retry(job.claim, now, _later(now, wait), errors, outcome.error)
+        return db.bury(claim, now, errors, outcome.error)
+    return db.retry(claim, _later(now, wait), errors, outcome.error)
 
 
 def _later(now: int, wait: float) -> int:

@@ -12,7 +12,7 @@ from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
-from django.db import IntegrityError, connection, transaction
+from django.db import DatabaseError, IntegrityError, connection, transaction
 
 from django_alkstore import clock
 from django_alkstore.exceptions import Discard, Retry, Snooze
@@ -418,8 +418,22 @@ def locked(job: JobHandle) -> None:
 
 @handler("atomic-stubborn", atomic=True, time_limit=0.5)
 def atomic_stubborn(job: JobHandle) -> None:
-    """Holds the writer lock until the file that its payload names exists."""
-    stubborn(job)
+    """Holds the writer lock until the file that its payload names exists, and then would write a row."""
+    say(f"running {job.id}")
+    while not Path(job.payload).exists():
+        threading.Event().wait(0.02)
+    try:
+        Entry.objects.create(text="too late", job_id=job.id)
+    except DatabaseError:
+        say(f"late row of {job.id} refused")
+        raise
+
+
+@handler("paced")
+@handler("paced-too")
+def paced(job: JobHandle) -> None:
+    """Lasts as many seconds as its payload says."""
+    threading.Event().wait(job.payload)
 
 
 @handler("atomic-late", atomic=True)

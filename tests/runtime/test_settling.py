@@ -18,7 +18,6 @@ from django_alkstore.registry import handler, isolated
 from django_alkstore.services import JobHandle, claim_batch, claims, enqueue, get_job, outbox
 from django_alkstore.testing import run_pending
 from tests.ledger.models import Entry
-from tests.processes import Process
 
 pytestmark = pytest.mark.django_db(transaction=True)
 
@@ -118,27 +117,6 @@ def _sqlite_busy() -> Exception:
     error = sqlite3.OperationalError("database is locked")
     error.sqlite_errorcode = sqlite3.SQLITE_BUSY
     return error
-
-
-def test_an_atomic_handler_that_hangs_ends_the_process_which_holds_the_writer_lock(
-    start: Callable[..., Process],
-) -> None:
-    job = enqueue("atomic-stubborn", "/nonexistent/for/ever")
-    worker = start("run_queue", "atomic-stubborn", "--concurrency", "2", ALKSTORE_TEST_TIMEOUT="1")
-    worker.wait_for(f"running {job.pk}")
-    assert worker.wait() == 4
-    assert "holds the writer lock" in worker.output
-    assert enqueue("noop", None).pk
-
-
-def test_an_atomic_handler_that_outlives_its_lease_still_has_the_last_word(start: Callable[..., Process]) -> None:
-    job = enqueue("atomic-late", None, visibility_timeout=1)
-    worker = start("run_queue", "atomic-late", "--concurrency", "1")
-    worker.wait_for("dead: job")
-    after = get_job(job.pk)
-    assert after is not None
-    assert (after.state, after.attempts, after.last_error) == ("dead", 1, "Discard: the real reason")
-    assert "lost the lease" not in worker.output
 
 
 def test_a_claim_whose_renewal_is_refused_is_handed_out_all_the_same(monkeypatch: pytest.MonkeyPatch) -> None:

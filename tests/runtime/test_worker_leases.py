@@ -59,20 +59,6 @@ def test_a_worker_renews_the_leases_of_all_its_handlers_at_once(start: Start, tm
     assert {(job.attempts, len(job.errors)) for job in Job.objects.all()} == {(1, 0)}
 
 
-def test_an_atomic_handler_longer_than_its_lease_runs_once(start: Start, tmp_path: Path) -> None:
-    """Its transaction holds the writer lock, so nobody can renew beside it, nor claim."""
-    open_end = tmp_path / "open"
-    job = enqueue("doomed", str(open_end), visibility_timeout=1, backoff_base=0)
-    process = start("run_queue", "doomed", "--concurrency", "1")
-    process.wait_for(f"row of {job.pk}")
-    # Nothing is asked of the database here: an EXCLUSIVE transaction in a rollback journal lets nobody read.
-    wait_past(clock.now() + timedelta(seconds=2))
-    open_end.touch()
-    wait_for_state("completed", job.pk)
-    assert row(job.pk).attempts == 1
-    assert list(Entry.objects.values_list("text", "job_id")) == [("attempt 1", job.pk)]
-
-
 # A dead worker
 
 
