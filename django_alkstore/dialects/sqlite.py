@@ -108,8 +108,9 @@ WHERE {HELD}
 """
 RENEW = f"UPDATE {JOB} SET lease_expires_at = %s WHERE {HELD}"
 
+# A maximum that is no number reads as 0: its job is dead at the first lapse, and not in its queue's way for ever.
 LAPSED = f"""
-SELECT {_columns(LapsedJob._fields, "errors")} FROM {JOB}
+SELECT id, attempts, CAST(max_attempts AS INTEGER), CAST(errors AS BLOB) FROM {JOB}
 WHERE queue = %s AND state = 'processing' AND lease_expires_at <= %s ORDER BY lease_expires_at LIMIT %s
 """
 EXPIRED = f"""

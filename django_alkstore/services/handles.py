@@ -71,6 +71,8 @@ class JobHandle:
         """`ValueError` and its kind where the stored row cannot be read."""
         if not isinstance(row.visibility_timeout, (int, float)) or not isinstance(row.backoff_base, (int, float)):
             raise TypeError("its visibility timeout or its backoff base is not a number")
+        if not isinstance(row.max_attempts, int):
+            raise TypeError("its maximum of attempts is not a whole number")
         self._row = row
         self.using = using
         self.id: int = row.id

@@ -9,7 +9,7 @@ from django_alkstore.clock import LAST_US, from_us, to_us
 from django_alkstore.dialects import Operations
 from django_alkstore.dialects.base import NewJob, StoredSchedule
 from django_alkstore.dialects.transactions import after_commit, resolve_alias, write_transaction
-from django_alkstore.durations import aware_moment
+from django_alkstore.durations import aware_moment, moment_after
 from django_alkstore.exceptions import AlkstoreError, InvalidPayload, InvalidSpec
 from django_alkstore.models import Job, Schedule
 from django_alkstore.names import validate_name
@@ -61,6 +61,8 @@ def schedule(
     first_boundary(every, clock.now_us())
     refuse_unknown_schedule_options(options)
     chosen = check_fire_options(options)
+    if chosen["expires_in"] is not None:
+        moment_after("expires_in", clock.now_us(), chosen["expires_in"])  # or its first tick could not say when
     declared: dict[str, Any] = {
         "spec": spec,
         "queue": queue,

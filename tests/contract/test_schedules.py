@@ -211,7 +211,7 @@ def refusals() -> Iterator[Any]:
         "max_attempts": [0, -1, 1.5, "3", True, 2**31],
         "visibility_timeout": [0, -1, math.nan, math.inf, "5", timedelta(0), 1e300],
         "backoff_base": [-1, -0.001, math.nan, math.inf, "5", timedelta(seconds=-1)],
-        "expires_in": [0, -1, math.nan, math.inf, "5", timedelta(0)],
+        "expires_in": [0, -1, math.nan, math.inf, "5", timedelta(0), timedelta.max],
     }.items():
         for value in values:
             yield case(InvalidOption, f"{option} {value!r}", **{option: value})
