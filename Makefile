@@ -1,7 +1,7 @@
 # make demo    a small shop at work, end to end; SERVE=1 keeps it up afterwards
 # make test    the suite
 # make check   everything that CI asks; MODES= leaves out the journal and transaction modes
-# make bench   what it costs, against plain sqlite3; CASES="enqueue wake" RUNS=5 PEERS=1 JSON=file as one likes
+# make bench   what it costs, against plain sqlite3; CASES="enqueue wake" RUNS=5 PEERS=1 SCALE=0.1 JSON=file
 
 PYTHON ?= python3
 VENV ?= .venv
@@ -10,6 +10,7 @@ CASES ?=
 RUNS ?= 5
 PEERS ?=
 JSON ?=
+SCALE ?= 1
 # Journal and transaction mode; an empty one is Django's default.
 MODES ?= wal: wal:DEFERRED wal:IMMEDIATE wal:EXCLUSIVE delete: delete:DEFERRED delete:IMMEDIATE delete:EXCLUSIVE
 BIN = $(VENV)/bin
@@ -49,7 +50,7 @@ test-modes: $(VENV)/.check
 	done
 
 bench: $(VENV)/.package
-	@$(BIN)/python -m bench $(CASES) --runs $(RUNS) $(if $(JSON),--json $(JSON)) $(if $(filter-out 0 no,$(PEERS)),--peers)
+	@$(BIN)/python -m bench $(CASES) --runs $(RUNS) --scale $(SCALE) $(if $(JSON),--json $(JSON)) $(if $(filter-out 0 no,$(PEERS)),--peers)
 
 venv: $(VENV)/.venv
 

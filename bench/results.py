@@ -76,7 +76,7 @@ def figure(value: float) -> str:
     if abs(value) >= 1_000:
         digits = 10 ** (len(str(int(abs(value)))) - 3)
         return f"{round(value / digits) * digits:,}"
-    return f"{value:.3g}" if abs(value) < 100 else f"{value:.0f}"
+    return f"{value:.3g}" if abs(value) < 100 else f"{value:,.0f}"
 
 
 def median_of(values: Sequence[float], unit: str = "") -> str:

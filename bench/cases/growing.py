@@ -1,5 +1,7 @@
 """Whether anything changes as tables grow."""
 
+from dataclasses import replace
+
 from bench.cases.draining import drain
 from bench.floor import KEEP
 from bench.processes import ONE_CPU
@@ -69,8 +71,8 @@ def sizes(bench: Bench) -> list[Line]:
     lines = []
     for size in SIZES:
         stock = bench.count(size) if size > 10 else size
-        line = _claims(bench, "due", f"a claim with {stock:,} due", stock)
-        lines.append(Line(f"sizes-claim-{size}", line.what, line.unit, line.ours, note=line.note))
+        line = _claims(bench, "due", f"a claim with {stock:,} due; the floor: with 10", stock)
+        lines.append(replace(line, name=f"sizes-claim-{size}", goal=None))
         rates: dict[str, list[float]] = {FLOOR.name: [], OURS.name: []}
         for contender in bench.rounds(FLOOR, OURS):
             if contender is FLOOR:
