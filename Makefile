@@ -1,10 +1,16 @@
 # make demo    a small shop at work, end to end; SERVE=1 keeps it up afterwards
 # make test    the suite
 # make check   everything that CI asks; MODES= leaves out the journal and transaction modes
+# make bench   what it costs, against plain sqlite3; CASES="enqueue wake" RUNS=5 PEERS=1 SCALE=0.1 JSON=file
 
 PYTHON ?= python3
 VENV ?= .venv
 SERVE ?=
+CASES ?=
+RUNS ?= 5
+PEERS ?=
+JSON ?=
+SCALE ?= 1
 # Journal and transaction mode; an empty one is Django's default.
 MODES ?= wal: wal:DEFERRED wal:IMMEDIATE wal:EXCLUSIVE delete: delete:DEFERRED delete:IMMEDIATE delete:EXCLUSIVE
 BIN = $(VENV)/bin
@@ -13,7 +19,7 @@ PYTEST = $(BIN)/python -m pytest -n 2
 # What an installation depends on: a change to it installs again.
 PACKAGE = pyproject.toml django_alkstore/__init__.py
 
-.PHONY: demo test check static suite test-modes venv
+.PHONY: demo test check static suite test-modes bench venv
 .DELETE_ON_ERROR:
 
 demo: $(VENV)/.package
@@ -42,6 +48,9 @@ test-modes: $(VENV)/.check
 		ALKSTORE_TEST_JOURNAL=$$journal ALKSTORE_TEST_TRANSACTION_MODE=$$mode \
 			$(PYTEST) -q -W error tests/contract tests/services tests/concurrency; \
 	done
+
+bench: $(VENV)/.package
+	@$(BIN)/python -m bench $(CASES) --runs $(RUNS) --scale $(SCALE) $(if $(JSON),--json $(JSON)) $(if $(filter-out 0 no,$(PEERS)),--peers)
 
 venv: $(VENV)/.venv
 

@@ -1,0 +1,1 @@
+"""A Django project as users have one, with handlers that do nothing."""
