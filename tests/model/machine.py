@@ -222,8 +222,11 @@ class Alkstore(RuleBasedStateMachine):
         keep_completed=st.sampled_from([timedelta(days=1), 0, 60, None]),
         keep_dead=st.sampled_from([None, 0, 3_600]),
         max_backoff=st.sampled_from([3_600.0, 8.0]),
+        scheduled=st.booleans(),
     )
-    def configure(self, keep_completed: Duration | None, keep_dead: Duration | None, max_backoff: float) -> None:
+    def configure(
+        self, keep_completed: Duration | None, keep_dead: Duration | None, max_backoff: float, scheduled: bool
+    ) -> None:
         self.model.rules = Rules(keep_completed, keep_dead, max_backoff, {"print": CONFIGURED})
         setting = {
             "KEEP_COMPLETED": keep_completed,
@@ -232,6 +235,8 @@ class Alkstore(RuleBasedStateMachine):
             "QUEUES": {"print": vars(CONFIGURED)},
         }
         self._exits.enter_context(override_settings(ALKSTORE=setting))
+        if scheduled:
+            self._declare("a", "@every 60s", "mail", None, {})
 
     # Time
 
@@ -255,8 +260,11 @@ class Alkstore(RuleBasedStateMachine):
                 edges.update((job.run_at, job.lease_expires_at, job.expires_at))
         ordered = sorted(edge for edge in edges if edge is not None)
         if ordered:
-            self.clock.step((ordered[which % len(ordered)] + beside - self.clock.now()) / timedelta(seconds=1))
-            self.model.now = self.clock.now()
+            self._step_to(ordered[which % len(ordered)] + beside)
+
+    def _step_to(self, moment: datetime) -> None:
+        self.clock.step((moment - self.clock.now()) / timedelta(seconds=1))
+        self.model.now = self.clock.now()
 
     # Transactions
 
@@ -523,6 +531,18 @@ class Alkstore(RuleBasedStateMachine):
     def prune(self) -> None:
         assert services.prune() == self.model.prune()
 
+    @on_a_handle(which=which, early=st.booleans(), claiming=st.booleans(), worker=workers)
+    def a_lease_runs_out(self, which: int, early: bool, claiming: bool, worker: str) -> None:
+        """Or lacks one microsecond to it; and somebody looks."""
+        job = self.model.held(self._handle(which).claim)
+        if job is None or job.lease_expires_at is None:
+            return
+        self._step_to(job.lease_expires_at - early * MICROSECOND)
+        if claiming and not self.open and job.queue in QUEUES:
+            self._claim(job.queue, worker, 1)
+        else:
+            assert services.sweep() == self.model.sweep()
+
     # What a handle can do
 
     def _handle(self, which: int) -> Held:
@@ -566,13 +586,17 @@ class Alkstore(RuleBasedStateMachine):
     def heartbeat(self, which: int, extend: Duration | None) -> None:
         self._beat(self._handle(which), extend)
 
-    @on_a_handle(which=which)
-    def ack_tx(self, which: int) -> None:
+    @on_a_handle(which=which, savepoints=st.integers(0, 2))
+    def ack_tx(self, which: int, savepoints: int) -> None:
+        """After rows of the handler's own, where no transaction is open yet."""
         held = self._handle(which)
         if not self.open:
             with pytest.raises(TransactionRequired):
                 held.handle.ack_tx()
-        elif self.model.ack(held.claim):
+            for _ in range(1 + savepoints):
+                self.begin(savepoint=True)
+                self._enqueued(services.enqueue_tx("mail", "effect"), "mail", "effect", {})
+        if self.model.ack(held.claim):
             assert held.handle.ack_tx() is None
         else:
             with pytest.raises(LeaseLost):
@@ -686,6 +710,9 @@ class Alkstore(RuleBasedStateMachine):
 
     @operation(name=names, spec=specs, queue=queues, payload=payloads, options=fire_options)
     def schedule(self, name: str, spec: str, queue: str, payload: Any, options: dict[str, Any]) -> None:
+        self._declare(name, spec, queue, payload, options)
+
+    def _declare(self, name: str, spec: str, queue: str, payload: Any, options: dict[str, Any]) -> None:
         declared = services.schedule(name, spec, queue, payload, **options)
         expected = self.model.declare(name, spec, queue, payload, options)
         assert row(declared, SCHEDULE_FIELDS) == row(expected, SCHEDULE_FIELDS)
@@ -713,10 +740,18 @@ class Alkstore(RuleBasedStateMachine):
             assert job is not None
             self._enqueued(job, schedule.queue, schedule.payload, {**schedule.options, "schedule": name})
 
-    @on_a_schedule(lasting=st.sampled_from([60, 0, 300, 3_600, 172_800]), ahead=st.none() | moments)
-    def tick(self, lasting: float, ahead: float | None) -> None:
-        """After some time, by the clock or by the caller's own idea of it."""
-        self.time_passes(lasting)
+    @on_a_schedule(
+        lasting=st.sampled_from([None, 0, 300, 3_600, 172_800]),
+        beside=st.sampled_from([timedelta(), -MICROSECOND]),
+        ahead=st.none() | moments,
+    )
+    def tick(self, lasting: float | None, beside: timedelta, ahead: float | None) -> None:
+        """After some time or at a boundary, by the clock or by the caller's own idea of it."""
+        boundary = self.model.soonest()
+        if lasting is not None:
+            self.time_passes(lasting)
+        elif boundary is not None:
+            self._step_to(boundary + beside)
         now = self.clock.now() if ahead is None else self.clock.now() + timedelta(seconds=ahead)
         fires = services.tick() if ahead is None else services.tick(now)
         assert sorted((fire.name, fire.fire_at) for fire in fires) == sorted(self.model.due_boundaries(now))
