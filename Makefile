@@ -1,5 +1,7 @@
 # make demo    a small shop at work, end to end; SERVE=1 keeps it up afterwards
 # make test    the suite
+# make torture all processes killed, frozen and shut out for MINUTES, then the account; SEED repeats a run,
+#              JOURNAL and MODE choose the journal and the transaction mode
 # make check   everything that CI asks; MODES= leaves out the journal and transaction modes
 # make bench   what it costs, against plain sqlite3; CASES="enqueue wake" RUNS=5 PEERS=1 SCALE=0.1 JSON=file
 
@@ -13,13 +15,17 @@ JSON ?=
 SCALE ?= 1
 # Journal and transaction mode; an empty one is Django's default.
 MODES ?= wal: wal:DEFERRED wal:IMMEDIATE wal:EXCLUSIVE delete: delete:DEFERRED delete:IMMEDIATE delete:EXCLUSIVE
+MINUTES ?= 5
+SEED ?=
+JOURNAL ?= wal
+MODE ?= IMMEDIATE
 BIN = $(VENV)/bin
 PIP = $(BIN)/python -m pip --disable-pip-version-check install --quiet
 PYTEST = $(BIN)/python -m pytest -n 2
 # What an installation depends on: a change to it installs again.
 PACKAGE = pyproject.toml django_alkstore/__init__.py
 
-.PHONY: demo test check static suite test-modes bench venv
+.PHONY: demo test torture bench check static suite test-modes venv
 .DELETE_ON_ERROR:
 
 demo: $(VENV)/.package
@@ -27,6 +33,10 @@ demo: $(VENV)/.package
 
 test: $(VENV)/.test
 	@$(PYTEST) -q
+
+torture: $(VENV)/.test
+	@ALKSTORE_TEST_JOURNAL=$(JOURNAL) ALKSTORE_TEST_TRANSACTION_MODE=$(MODE) \
+		$(BIN)/python -m tests.torture --minutes $(MINUTES) $(if $(SEED),--seed $(SEED))
 
 check: static suite $(if $(MODES),test-modes)
 

@@ -1,0 +1,174 @@
+"""What is done to the processes and to the file, in an order that the seed alone decides."""
+
+import random
+import signal
+import sqlite3
+import time
+from collections import Counter as Tally
+from collections.abc import Callable
+from contextlib import closing
+from pathlib import Path
+
+from django_alkstore.services.leader import LEADERSHIP_TTL
+from tests.torture.children import Child, Children
+from tests.torture.settings import BUSY_TIMEOUT, LEASE
+
+FIRST_DEPOSITION = 3.0
+BETWEEN_DEPOSITIONS = 20.0
+DEPOSED_FOR = LEADERSHIP_TTL + 1.5
+"""Seconds. A deposed leader sleeps past the end of its leadership, and a standby has taken it when it wakes."""
+
+
+class Tormentor:
+    """Torments `children` until `seconds` have passed, and starts again what has ended."""
+
+    def __init__(self, children: Children, database: str, seed: str, folder: Path) -> None:
+        self.children = children
+        self.database = database
+        self.chance = random.Random(seed)
+        self.done: Tally[str] = Tally()
+        self._log = (folder / "torments.txt").open("w")
+        self._began = 0.0
+        self._later: list[tuple[float, Callable[[], None]]] = []
+        """What must be undone, and when."""
+        self._torments: dict[Callable[[random.Random], None], int] = {
+            self.kill: 30,
+            self.freeze: 14,
+            self.terminate: 10,
+            self.hold_writer_lock: 8,
+            self.pin_snapshot: 5,
+            self.checkpoint: 12,
+            self.vacuum: 5,
+            self.prune: 8,
+        }
+
+    def run(self, seconds: float) -> None:
+        self._began = time.monotonic()
+        deadline = self._began + seconds
+        next_deposition = self._began + FIRST_DEPOSITION
+        next_torment = self._began + 1.0
+        while (now := time.monotonic()) < deadline:
+            self._undo(now)
+            for role in self.children.reap():
+                if role in self.children.roles and role != "prune":
+                    self.children.start(role)
+            if now >= next_deposition:
+                # Not always is there a leader: then soon again.
+                next_deposition = now + (BETWEEN_DEPOSITIONS if self.depose() else 0.5)
+            if now >= next_torment:
+                (torment,) = self.chance.choices(list(self._torments), list(self._torments.values()))
+                # Each draws from a chance of its own: how many numbers one takes must not move the others.
+                torment(random.Random(self.chance.random()))
+                next_torment = now + self.chance.uniform(0.1, 0.9)
+            time.sleep(0.02)
+        self._undo(float("inf"))
+        self._log.close()
+
+    def _undo(self, now: float) -> None:
+        for entry in [entry for entry in self._later if entry[0] <= now]:
+            self._later.remove(entry)
+            entry[1]()
+
+    def _note(self, what: str, text: str = "") -> None:
+        self.done[what] += 1
+        self._log.write(f"{time.monotonic() - self._began:7.2f} {what} {text}\n")
+        self._log.flush()
+
+    def _pick(self, chance: random.Random) -> Child | None:
+        """One role of the run's, and its process if it can be tormented now."""
+        role = chance.choice([role for role in self.children.roles if role != "prune"])
+        child = self.children.by_role.get(role)
+        if child is None or not child.running or child.frozen:
+            return None
+        # Seldom while it still starts: on a busy machine nothing would ever come to its work.
+        return child if child.up or chance.random() < 0.1 else None
+
+    def kill(self, chance: random.Random) -> None:
+        if child := self._pick(chance):
+            child.send(signal.SIGKILL)
+            self._note("killed", child.log.stem)
+
+    def terminate(self, chance: random.Random) -> None:
+        if child := self._pick(chance):
+            child.send(signal.SIGTERM)
+            self._note("terminated", child.log.stem)
+            if chance.random() < 0.3:
+                self._at(0.1, lambda: child.running and child.send(signal.SIGTERM))
+
+    def freeze(self, chance: random.Random) -> None:
+        if child := self._pick(chance):
+            self._freeze(child, chance.uniform(1.2 * LEASE, 2 * LEASE))
+            self._note("frozen", child.log.stem)
+
+    def depose(self) -> bool:
+        """Freeze the leader for longer than its leadership lasts; was there one?"""
+        leader = self._leader()
+        for child in self.children.running():
+            if leader == child.pid and not child.frozen:
+                self._freeze(child, DEPOSED_FOR)
+                self._note("deposed", child.log.stem)
+                return True
+        return False
+
+    def _freeze(self, child: Child, seconds: float) -> None:
+        child.freeze(time.monotonic() + seconds)
+        self._at(seconds, lambda: child.running and child.thaw())
+
+    def _leader(self) -> int | None:
+        with closing(self._connect()) as raw:
+            try:
+                row = raw.execute(
+                    "SELECT owner FROM django_alkstore_lock WHERE name = '__alkstore_scheduler'"
+                ).fetchone()
+            except sqlite3.OperationalError:
+                return None
+        return None if row is None else int(row[0].split(":")[-2])
+
+    def _at(self, seconds: float, undo: Callable[[], object]) -> None:
+        self._later.append((time.monotonic() + seconds, lambda: undo() and None))
+
+    def hold_writer_lock(self, chance: random.Random) -> None:
+        """For longer than the busy timeout."""
+        seconds = chance.uniform(1.2, 1.8) * BUSY_TIMEOUT
+        self._hold("BEGIN IMMEDIATE", seconds, "held the writer lock")
+
+    def pin_snapshot(self, chance: random.Random) -> None:
+        """A reader that keeps the WAL from being reset; in rollback-journal mode, one that no writer can pass."""
+        length = chance.uniform(0.5, 1.5) * BUSY_TIMEOUT
+        self._hold("BEGIN; SELECT count(*) FROM torture_order", length, "pinned a snapshot")
+
+    def _hold(self, text: str, seconds: float, what: str) -> None:
+        raw = self._connect()
+        try:
+            for statement in text.split(";"):
+                raw.execute(statement).fetchall()
+        except sqlite3.OperationalError:
+            raw.close()
+            self._note(f"{what}: refused")
+            return
+        self._at(seconds, raw.close)
+        self._note(what)
+
+    def checkpoint(self, chance: random.Random) -> None:
+        mode = chance.choice(("TRUNCATE", "TRUNCATE", "RESTART", "FULL"))
+        self._execute(f"PRAGMA wal_checkpoint({mode})", "checkpointed")
+
+    def vacuum(self, chance: random.Random) -> None:
+        self._execute("VACUUM", "vacuumed")
+
+    def _execute(self, text: str, what: str) -> None:
+        with closing(self._connect()) as raw:
+            try:
+                raw.execute(text).fetchall()
+            except sqlite3.OperationalError:
+                what += ": refused"
+        self._note(what, text)
+
+    def prune(self, chance: random.Random) -> None:
+        if "prune" not in self.children.by_role:
+            self.children.start("prune")
+            self._note("pruned")
+
+    def _connect(self) -> sqlite3.Connection:
+        # Half a busy timeout: it is to torment, and not to wait.
+        return sqlite3.connect(self.database, isolation_level=None, timeout=BUSY_TIMEOUT / 2)
