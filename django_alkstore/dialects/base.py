@@ -219,8 +219,8 @@ class Operations(ABC):
         """The queues that hold a live job, at a cost that follows their number and not the jobs'."""
 
     @abstractmethod
-    def next_claim_at(self, queue: str) -> int | None:
-        """The earliest `run_at` of a pending job or lease end of a processing one."""
+    def next_claims(self, queues: Sequence[str]) -> dict[str, int | None]:
+        """For each queue the earliest `run_at` of a pending job or lease end of a processing one."""
 
     @abstractmethod
     def count_queues(self, now: int) -> list[QueueCounts]:

@@ -153,25 +153,33 @@ SELECT queue FROM (
 )
 
 NEXT_CLAIM_AT = f"""
-SELECT min(moment) FROM (
-  SELECT (
-    WITH RECURSIVE level(priority) AS (
-      SELECT max(priority) FROM {JOB} WHERE queue = %(queue)s AND state = 'pending'
-      UNION ALL
-      SELECT (
-        SELECT max(priority) FROM {JOB}
-        WHERE queue = %(queue)s AND state = 'pending' AND priority < level.priority
-      ) FROM level WHERE level.priority IS NOT NULL
-    )
-    SELECT min((
-      SELECT min(run_at) FROM {JOB}
-      WHERE queue = %(queue)s AND state = 'pending' AND priority = level.priority
-    )) FROM level
-  ) AS moment
-  UNION ALL
-  SELECT min(lease_expires_at) FROM {JOB} WHERE queue = %(queue)s AND state = 'processing'
-)
+  SELECT min(moment) FROM (
+    SELECT (
+      WITH RECURSIVE level(priority) AS (
+        SELECT max(priority) FROM {JOB} WHERE queue = asked.queue AND state = 'pending'
+        UNION ALL
+        SELECT (
+          SELECT max(priority) FROM {JOB}
+          WHERE queue = asked.queue AND state = 'pending' AND priority < level.priority
+        ) FROM level WHERE level.priority IS NOT NULL
+      )
+      SELECT min((
+        SELECT min(run_at) FROM {JOB}
+        WHERE queue = asked.queue AND state = 'pending' AND priority = level.priority
+      )) FROM level
+    ) AS moment
+    UNION ALL
+    SELECT min(lease_expires_at) FROM {JOB} WHERE queue = asked.queue AND state = 'processing'
+  )
 """
+
+
+@lru_cache(maxsize=256)
+def _next_claims_text(count: int) -> str:
+    """One statement for `count` queues: with one for each, an idle worker of many would be busy asking."""
+    asked = f"SELECT %s AS queue{' UNION ALL SELECT %s' * (count - 1)}"
+    return f"SELECT queue, ({NEXT_CLAIM_AT}) FROM ({asked}) AS asked"
+
 
 # Each branch is answered by one partial index; over the table it would read every payload.
 COUNT_QUEUES = f"""
@@ -214,6 +222,10 @@ def _ack_text(count: int, *, delete: bool) -> str:
 
 _MAX_ACKS = 100
 """Claims in one statement: three variables each, and SQLite's own limit was 999 for a long time."""
+
+
+_MAX_QUEUES = 100
+"""Queues in one statement: SQLite takes no more than 500 terms of a compound SELECT."""
 
 
 BUSY = "busy"
@@ -337,10 +349,13 @@ class SQLiteOperations(Operations):
         self.cursor.execute(LIVE_QUEUES)
         return [row[0] for row in self.cursor.fetchall()]
 
-    def next_claim_at(self, queue: str) -> int | None:
-        self.cursor.execute(NEXT_CLAIM_AT, {"queue": queue})
-        row = self.cursor.fetchone()
-        return None if row is None else row[0]
+    def next_claims(self, queues: Sequence[str]) -> dict[str, int | None]:
+        found: dict[str, int | None] = {}
+        for start in range(0, len(queues), _MAX_QUEUES):
+            some = queues[start : start + _MAX_QUEUES]
+            self.cursor.execute(_next_claims_text(len(some)), some)
+            found.update(self.cursor.fetchall())
+        return found
 
     def count_queues(self, now: int) -> list[QueueCounts]:
         self.cursor.execute(COUNT_QUEUES, {"now": now})

@@ -49,6 +49,8 @@ class Watch:
             for end in (self._bell, self._ringer):
                 end.setblocking(False)
             self._selector.register(self._bell, selectors.EVENT_READ)
+            self._bell_alone = opened.enter_context(selectors.DefaultSelector())
+            self._bell_alone.register(self._bell, selectors.EVENT_READ)
             self._name = ""
             self._events: Any = self._watch_files()
             self._opened = opened.pop_all()
@@ -87,11 +89,13 @@ class Watch:
         except BlockingIOError:
             return  # so many rings wait already that this one is heard with them
 
-    def wait_for_bell(self, timeout: float) -> None:
-        """Wait at most `timeout` seconds for the bell, whatever is committed."""
-        started = clock.waiting_from()
-        while (left := timeout - clock.waited_since(started)) > 0 and not self._pause(left):
-            continue
+    def wait_for_bell(self, timeout: float) -> bool:
+        """Wait at most `timeout` seconds for the bell, whatever is committed; was it rung?"""
+        # Not by way of the events: each commit of this very process would end the wait, to be taken up again.
+        rung = bool(self._bell_alone.select(timeout))
+        if rung:
+            self._drain_bell()
+        return rung
 
     def wait(self, seen: object, timeout: float) -> bool:
         """Wait at most `timeout` seconds for a commit since `seen`, or the bell; was there a commit?"""

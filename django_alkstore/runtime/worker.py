@@ -25,6 +25,7 @@ from django_alkstore.dialects.transactions import (
     busy_timeout,
     is_contention,
     limit_wait,
+    read,
     write_operations,
     write_statement,
 )
@@ -39,7 +40,6 @@ from django_alkstore.services.locks import unique_owner
 from django_alkstore.services.maintenance import Upkeep
 from django_alkstore.services.outcomes import RELEASE, Kind, Outcome
 from django_alkstore.services.patience import Patience
-from django_alkstore.services.queues import next_claim_us
 
 LONGEST_SLEEP = 60.0
 LONGEST_PREFETCH = 1.0
@@ -52,7 +52,9 @@ RENEWALS_PER_LEASE = 3
 LONGEST_WAIT = 0.1
 """Seconds that a round waits in line for the writer lock, before signals and time limits are looked after again."""
 SETTLE = 0.02
-"""Seconds between two looks at queues that were found empty."""
+"""Seconds after a look for work that found none, while others commit, until the next; at least."""
+LOOKING_SHARE = 25
+"""And at least so many times as long as the look took, however many queues there are."""
 
 EXIT_OK = 0
 EXIT_GRACE_OVER = 1
@@ -121,7 +123,11 @@ class Worker:
         """When there may be something to claim, by queue, in microseconds; `None`: not known, ask."""
         self._seen = self._watch.version()
         """The database's version before anything was learnt that `_due` still says."""
-        self._looked_at = 0.0
+        self._look_again_at = 0.0
+        """Not before this moment are queues that were found empty looked at again."""
+        self._has_written = False
+        self._own_news = False
+        """Was the last news from this loop's own writing, or not from that alone?"""
         self._rotation = 0
         self._mean_seconds = LONGEST_PREFETCH
         self._upkeep = Upkeep(alias, self.registrations)
@@ -187,6 +193,7 @@ class Worker:
             if work:
                 written = write_operations(self.alias, partial(self._write, work))
                 self._unwritten.clear()
+                self._has_written = True
                 with gathered():
                     self._follow_up(work, written)
             # After what has ended is on its row: it sweeps.
@@ -394,10 +401,16 @@ class Worker:
 
     def _look_ahead(self) -> None:
         """For each queue that was found empty: when is its next job due? Costs a read, only after news."""
-        for queue, moment in self._due.items():
-            if moment is None:
-                self._due[queue] = next_claim_us(self.alias, [queue]) or _NEVER
-                self._looked_at = clock.monotonic()
+        unknown = [queue for queue, moment in self._due.items() if moment is None]
+        if not unknown:
+            return
+        started = clock.monotonic()
+        for queue, moment in read(self.alias, lambda db: db.next_claims(unknown)).items():
+            self._due[queue] = _NEVER if moment is None else moment
+        if self._own_news or any(moment <= clock.now_us() for moment in self._due.values() if moment is not None):
+            return
+        now = clock.monotonic()
+        self._look_again_at = now + max(SETTLE, (now - started) * LOOKING_SHARE)
 
     # Waiting
 
@@ -409,19 +422,23 @@ class Worker:
         self._threads.quiet = True
         if not self._threads.any_ended() and timeout > 0:
             if self._wants_more():
-                if self._watch.wait(self._seen, timeout):
-                    # While others keep committing what is no work of ours, it is looked for now and then only.
-                    pause = self._looked_at + SETTLE - clock.monotonic()
-                    if pause > 0:
-                        self._watch.wait_for_bell(pause)
-                    # Somebody has committed: what was known about empty queues is out of date.
-                    self._seen = self._watch.version()
-                    self._forget_the_empty()
+                self._wait_for_news(timeout)
             else:
                 self._watch.wait_for_bell(timeout)
         self._threads.quiet = False
         if not self._threads.any_ended():
             self._threads.call_next()
+
+    def _wait_for_news(self, timeout: float) -> None:
+        # While others keep committing what is no work of ours, it is looked for now and then only.
+        pause = self._look_again_at - clock.monotonic()
+        if pause > 0 and self._watch.wait_for_bell(min(pause, timeout)):
+            return
+        if self._watch.wait(self._seen, max(0.0, timeout - max(0.0, pause))):
+            # Somebody has committed: what was known about empty queues is out of date.
+            self._seen = self._watch.version()
+            self._own_news, self._has_written = self._has_written, False
+            self._forget_the_empty()
 
     def _forget_the_empty(self) -> None:
         now = clock.now_us()

@@ -223,14 +223,8 @@ def run_now(id: int, *, using: str | None = None) -> bool:  # noqa: A002
 def next_claim_at(queue: str, *, using: str | None = None) -> datetime | None:
     """The earliest `run_at` of a pending job or lease end of a processing one; `None` where there is neither."""
     validate_name("queue", queue)
-    moment = next_claim_us(resolve_alias(using), [queue])
+    moment = read(resolve_alias(using), lambda db: db.next_claims([queue]))[queue]
     return None if moment is None else from_us(moment)
-
-
-def next_claim_us(alias: str, queues: Iterable[str]) -> int | None:
-    """As `next_claim_at`, over several queues of any kind, in microseconds."""
-    moments = read(alias, lambda db: [db.next_claim_at(queue) for queue in queues])
-    return min((moment for moment in moments if moment is not None), default=None)
 
 
 @dataclass(frozen=True, slots=True)
