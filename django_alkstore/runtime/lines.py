@@ -7,11 +7,10 @@ to write each by itself would cost more than a short handler does.
 import logging
 import sys
 import threading
-import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 
-from django_alkstore import signals
+from django_alkstore import clock, signals
 
 
 def show_log(verbosity: int) -> None:
@@ -34,13 +33,13 @@ def gathered() -> Iterator[None]:
         yield
         return
     handler = handlers[0]
-    handler.gathering = True
+    handler.stamp = _local_time()
     signals.only_listener = handler.add if _hears_alone(signals.logger) else None
     try:
         yield
     finally:
         signals.only_listener = None
-        handler.gathering = False
+        handler.stamp = ""
         handler.flush()
 
 
@@ -50,30 +49,31 @@ def _hears_alone(logger: logging.Logger) -> bool:
     return len(handlers) == 1 and not handlers[0].filters and not logger.filters
 
 
+def _local_time() -> str:
+    return clock.now().astimezone().isoformat(" ", "milliseconds")[:-6].replace(".", ",")
+
+
 class LineHandler(logging.Handler):
     """Writes lines to whatever is standard error at the time."""
 
     def __init__(self) -> None:
         super().__init__()
-        self.gathering = False
+        self.stamp = ""
+        """The time of all lines that are held back, while they are."""
         self._adding = threading.Lock()
         self._lines: list[str] = []
-        self._second = (0, "")
 
     def emit(self, record: logging.LogRecord) -> None:
         try:
             self.add(record.levelno, self.format(record))
-            if not self.gathering:
+            if not self.stamp:
                 self.flush()
         except Exception:  # noqa: BLE001  as every handler does: it is shown, and stops nothing
             self.handleError(record)
 
     def add(self, level: int, message: str) -> None:
-        """Add a line for now: local time, level, message."""
-        now = time.time()
-        if self._second[0] != int(now):
-            self._second = (int(now), time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(now)))
-        line = f"{self._second[1]},{int(now % 1 * 1000):03d} {logging.getLevelName(level)} {message}\n"
+        """Add a line: local time, level, message."""
+        line = f"{self.stamp or _local_time()} {logging.getLevelName(level)} {message}\n"
         with self._adding:
             self._lines.append(line)
 

@@ -5,6 +5,7 @@ import threading
 from collections import deque
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
+from functools import partial
 from queue import SimpleQueue
 
 from django.db import connections
@@ -12,6 +13,7 @@ from django.db.backends.base.base import BaseDatabaseWrapper
 
 from django_alkstore import clock, signals
 from django_alkstore.registry import Registration
+from django_alkstore.runtime.hosting import hosted
 from django_alkstore.runtime.perform import Ending, perform, tidy_connections
 from django_alkstore.services import JobHandle
 from django_alkstore.services.outcomes import ACK, retry
@@ -42,7 +44,8 @@ class Run:
 class Threads:
     """`count` threads. A job given to them waits until one is free, and can be withdrawn until then."""
 
-    def __init__(self, count: int, ring: Callable[[], None]) -> None:
+    def __init__(self, count: int, ring: Callable[[], None], *, any_async: bool = False) -> None:
+        """`any_async`: are there handlers that want an event loop?"""
         self.count = count
         self._process = os.getpid()
         self._ring = ring
@@ -58,7 +61,11 @@ class Threads:
         self.one_by_one = False
         """Set by the loop while handlers are quicker than waking a thread: see `call_next`."""
         self._threads = [
-            threading.Thread(target=self._work, name=f"alkstore-handler-{number}", daemon=True)
+            threading.Thread(
+                target=partial(hosted, self._work, f"alkstore-handler-{number}") if any_async else self._work,
+                name=f"alkstore-{'loop' if any_async else 'handler'}-{number}",
+                daemon=True,
+            )
             for number in range(count)
         ]
 

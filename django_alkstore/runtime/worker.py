@@ -112,7 +112,8 @@ class Worker:
         """Called when the worker begins to stop, with the seconds that it may take."""
         self._end_process = end_process
         self._watch = Watch(alias)
-        self._threads = Threads(concurrency, self._watch.ring)
+        any_async = any(registration.is_async for registration in registrations)
+        self._threads = Threads(concurrency, self._watch.ring, any_async=any_async)
         self._runs: dict[Run, None] = {}
         """Claimed and not ended: those that wait for a thread, and those that have one."""
         self._stuck: set[Run] = set()

@@ -1,5 +1,6 @@
 """A claimed job in its holder's hands."""
 
+import asyncio
 import threading
 from collections.abc import Awaitable, Callable
 from datetime import datetime
@@ -43,7 +44,16 @@ def run_to_end(target: Callable[["JobHandle"], object], job: "JobHandle") -> Non
 
 
 async def _awaited(result: Awaitable[object]) -> None:
-    await result
+    """Await it; tasks that it started and left behind are cancelled, as at the end of `asyncio.run`."""
+    before = asyncio.all_tasks()
+    try:
+        await result
+    finally:
+        left = asyncio.all_tasks() - before
+        for task in left:
+            task.cancel()
+        if left:
+            await asyncio.gather(*left, return_exceptions=True)
 
 
 class JobHandle:
