@@ -90,16 +90,13 @@ def _broken() -> str:
     return f". Cannot be imported: {modules} (the log says why)" if modules else ""
 
 
-def due_without_handler(alias: str) -> dict[str, int]:
-    """How many jobs are due, by queue, in the queues and outboxes that nothing in this project is registered for."""
+def _warn_of_unhandled(alias: str) -> None:
+    """Say which queues and outboxes hold due jobs that nothing in this project is registered for."""
     handled = [registration.queue for registration in registry.registrations()]
     waiting = Job.objects.using(alias).due(clock.now()).exclude(queue__in=handled)
-    return dict(waiting.values_list("queue").annotate(Count("pk")).order_by("queue"))
-
-
-def _warn_of_unhandled(alias: str) -> None:
     with suppress(DatabaseError):  # no reason not to start
-        due = due_without_handler(alias)
+        # Not `queue_stats`, which counts what is finished as well.
+        due = dict(waiting.values_list("queue").annotate(Count("pk")).order_by("queue"))
         if due:
             signals.emit(signals.jobs_unhandled, due=due)
 

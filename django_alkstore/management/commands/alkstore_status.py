@@ -14,7 +14,7 @@ from django_alkstore.ages import age, distance
 from django_alkstore.management.base import AlkstoreCommand
 from django_alkstore.models import Lock, Schedule
 from django_alkstore.names import LEADERSHIP_LOCK, describe_queue
-from django_alkstore.runtime.loop import due_without_handler
+from django_alkstore.registry import registrations
 from django_alkstore.services import QueueStats, queue_stats
 
 
@@ -33,21 +33,16 @@ class Command(AlkstoreCommand):
         if options["json"]:
             self.stdout.write(json.dumps(_as_object(database, queues, schedules, locks), indent=2))
         else:
-            self._show(database, queues, schedules, locks, due_without_handler(alias))
+            self._show(database, queues, schedules, locks)
         return None
 
-    def _show(
-        self,
-        database: str,
-        queues: list[QueueStats],
-        schedules: list[Schedule],
-        locks: list[Lock],
-        unhandled: dict[str, int],
-    ) -> None:
+    def _show(self, database: str, queues: list[QueueStats], schedules: list[Schedule], locks: list[Lock]) -> None:
         now = clock.now()
         self.stdout.write(f"Database   {database}")
         self.stdout.write(f"Scheduler  {_scheduler(_leader(locks), now)}")
         self._table("Queues", _QUEUE_COLUMNS, [_queue_row(queue) for queue in queues])
+        handled = {registration.queue for registration in registrations()}
+        unhandled = {queue.queue: queue.due for queue in queues if queue.due and queue.queue not in handled}
         if unhandled:
             self.stdout.write(f"\n{signals.unhandled(unhandled)}.")
         self._table("Schedules", _SCHEDULE_COLUMNS, [_schedule_row(schedule, now) for schedule in schedules])
