@@ -138,9 +138,10 @@ DELETE FROM {JOB} WHERE id IN (
 """
 
 # SELECT DISTINCT would read a whole index; this takes one step for each queue there is.
+# As bytes: a name that is not UTF-8, which something else wrote, would fail the whole statement.
 LIVE_QUEUES = " UNION ".join(
     f"""
-SELECT queue FROM (
+SELECT CAST(queue AS BLOB) FROM (
   WITH RECURSIVE step(queue) AS (
     SELECT min(queue) FROM {JOB} WHERE state = '{state}'
     UNION ALL
@@ -183,7 +184,8 @@ def _next_claims_text(count: int) -> str:
 
 # Each branch is answered by one partial index; over the table it would read every payload.
 COUNT_QUEUES = f"""
-SELECT queue, sum(pending), sum(processing), sum(completed), sum(dead), sum(cancelled), sum(due), min(oldest_due)
+SELECT CAST(queue AS BLOB), sum(pending), sum(processing), sum(completed), sum(dead), sum(cancelled), sum(due),
+  min(oldest_due)
 FROM (
   SELECT queue, count(*) AS pending, 0 AS processing, 0 AS completed, 0 AS dead, 0 AS cancelled,
     sum(run_at <= %(now)s) AS due, min(CASE WHEN run_at <= %(now)s THEN run_at END) AS oldest_due
@@ -347,7 +349,7 @@ class SQLiteOperations(Operations):
 
     def live_queues(self) -> list[str]:
         self.cursor.execute(LIVE_QUEUES)
-        return [row[0] for row in self.cursor.fetchall()]
+        return [row[0].decode(errors="replace") for row in self.cursor.fetchall()]
 
     def next_claims(self, queues: Sequence[str]) -> dict[str, int | None]:
         found: dict[str, int | None] = {}
@@ -359,7 +361,7 @@ class SQLiteOperations(Operations):
 
     def count_queues(self, now: int) -> list[QueueCounts]:
         self.cursor.execute(COUNT_QUEUES, {"now": now})
-        return [QueueCounts._make(row) for row in self.cursor.fetchall()]
+        return [QueueCounts(queue.decode(errors="replace"), *counts) for queue, *counts in self.cursor.fetchall()]
 
     def acquire_lock(self, name: str, owner: str, now: int, expires_at: int, token: int) -> int | None:
         self.cursor.execute(FREE_LAPSED_LOCK, (name, now))

@@ -10,7 +10,17 @@ from django.db import connection
 
 from django_alkstore.clock import ManualClock
 from django_alkstore.models import Job, Lock, Schedule
-from django_alkstore.services import cancel, claim_batch, enqueue, enqueue_many, lock, outbox, schedule
+from django_alkstore.services import (
+    cancel,
+    claim_batch,
+    enqueue,
+    enqueue_many,
+    lock,
+    outbox,
+    queue_stats,
+    schedule,
+    sweep,
+)
 from tests.admin.conftest import Browser, list_url
 
 pytestmark = pytest.mark.django_db
@@ -200,6 +210,16 @@ def test_a_job_s_text_that_is_not_utf8_is_shown_as_far_as_it_can_be(root: Browse
     assert Job.objects.filter(pk=job.pk, state="pending").exists()
     assert LogEntry.objects.get().get_change_message() == "Requeued."
     assert root.client.get(f"/admin/django_alkstore/job/{job.pk}/history/").status_code == 200
+
+
+def test_a_live_job_in_a_queue_that_is_not_utf8_is_listed_and_counted(root: Browser) -> None:
+    job = enqueue("mail", None)
+    garble("job", "queue")
+    assert "a\ufffdb" in root.page("job")
+    assert root.ids() == root.ids(state="pending") == [job.pk]
+    assert root.said("job", "cancel", [job.pk]) == "1 job cancelled; 0 no longer matched."
+    assert [(stats.queue, stats.cancelled) for stats in queue_stats()] == [("a\ufffdb", 1)]
+    assert sweep() == 0
 
 
 def test_a_worker_s_name_that_is_not_utf8_is_shown_as_far_as_it_can_be(root: Browser) -> None:
