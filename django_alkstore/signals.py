@@ -25,8 +25,8 @@ worker_exhausted = Signal()  # job_ids
 job_started = Signal()  # job
 job_completed = Signal()  # job, seconds
 job_settled = Signal()  # job, seconds: the handler settled it itself
-job_retried = Signal()  # job, seconds, error, traceback, retry_in
-job_died = Signal()  # job, seconds, error, traceback
+job_retried = Signal()  # job, seconds, error, traceback, asked_for, retry_in
+job_died = Signal()  # job, seconds, error, traceback, asked_for: by Retry or Discard
 job_raised_late = Signal()  # job, error, traceback: after the handler had settled the job itself
 job_snoozed = Signal()  # job, delay
 lease_lost = Signal()  # job, what, traceback
@@ -170,16 +170,17 @@ _log(
 _log(
     job_retried,
     logging.WARNING,
-    lambda job, seconds, error, traceback, retry_in: (
+    lambda job, seconds, error, traceback, asked_for, retry_in: (
         f"failed {_job(job)} after {seconds:.3f} s ({_attempt(job)}), again in {retry_in:g} s: "
-        f"{_short(error)}{_behind(traceback)}"
+        f"{_short(error)}{'' if asked_for else _behind(traceback)}"
     ),
 )
 _log(
     job_died,
     logging.ERROR,
-    lambda job, seconds, error, traceback: (
-        f"dead: {_job(job)} after {seconds:.3f} s ({_attempt(job)}): {_short(error)}{_behind(traceback)}"
+    lambda job, seconds, error, traceback, asked_for: (
+        f"dead: {_job(job)} after {seconds:.3f} s ({_attempt(job)}): "
+        f"{_short(error)}{'' if asked_for else _behind(traceback)}"
     ),
 )
 _log(

@@ -389,7 +389,12 @@ class Worker:
             return
         self._failed += 1
         wait = outcomes.wait_before_retry(run.job, outcome)
-        said = {"error": outcome.error, "traceback": outcome.traceback, "seconds": run.seconds}
+        said = {
+            "seconds": run.seconds,
+            "error": outcome.error,
+            "traceback": outcome.traceback,
+            "asked_for": outcome.asked_for,
+        }
         if wait is None:
             signals.emit(signals.job_died, job=run.job, **said)
         else:

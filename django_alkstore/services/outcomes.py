@@ -1,6 +1,6 @@
 """How an attempt ends: the four outcomes, and the one place that puts them on the row."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from enum import Enum, auto
 from typing import Protocol
 
@@ -30,6 +30,8 @@ class Outcome:
     traceback: str = ""
     delay: float | None = None
     """Seconds; for RETRY `None` is the curve, for GIVE_BACK `None` leaves `run_at` as it was."""
+    asked_for: bool = False
+    """Did the handler ask for it by `Retry` or `Discard`? Then its traceback is no news."""
 
 
 ACK = Outcome(Kind.ACK)
@@ -79,9 +81,9 @@ def _asked_for(error: BaseException) -> Outcome:
     if issubclass(kind, Snooze):
         return Outcome(Kind.GIVE_BACK, delay=_delay(getattr(error, "delay", None)))
     if issubclass(kind, Discard):
-        return fail(error)
+        return replace(fail(error), asked_for=True)
     if issubclass(kind, Retry):
-        return retry(error, getattr(error, "delay", None))
+        return replace(retry(error, getattr(error, "delay", None)), asked_for=True)
     return retry(error)
 
 

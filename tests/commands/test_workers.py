@@ -324,6 +324,22 @@ def test_verbosity_0_shows_what_went_wrong_alone(start: Start) -> None:
     assert lines_with(process, f"dead: job {bad} ") == 1
 
 
+def test_what_a_handler_asks_for_by_retry_or_discard_is_one_line_and_its_traceback_is_kept(start: Start) -> None:
+    discarded, retried = enqueue("hostile", "discard"), enqueue("hostile", "retry")
+    failed = enqueue("fail", "x", backoff_base=3_600)
+    process = start("run_queue", "hostile", "fail")
+    process.wait_for(f"dead: job {discarded.pk} ")
+    process.wait_for(f"failed job {retried.pk} ")
+    process.wait_for(f"failed job {failed.pk} ")
+    stopped(process)
+    assert lines_with(process, "Traceback (most recent call last)") == 1  # of the one that failed
+    for job, error in ((discarded, "Discard: no use"), (retried, "Retry: later")):
+        assert lines_with(process, f": {error}") == 1
+        (attempt,) = row(job.pk).errors
+        assert attempt["error"] == error
+        assert "Traceback (most recent call last)" in attempt["traceback"]
+
+
 CONSOLE = {"version": 1, "disable_existing_loggers": False, "handlers": {"c": {"class": "logging.StreamHandler"}}}
 
 
