@@ -2,8 +2,9 @@
 
 import copy
 import json
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
 from dataclasses import dataclass, field, fields
+from difflib import get_close_matches
 from typing import Any
 
 from django.conf import settings as django_settings
@@ -59,6 +60,14 @@ def positive_int(option: str, value: object) -> int:
     return value
 
 
+def _unknown_key(where: str, key: object, known: Collection[str]) -> str:
+    """The sentence about a key that there is not, with the nearest that there is."""
+    by_folded = {name.casefold(): name for name in known}
+    near = get_close_matches(str(key).casefold(), by_folded, n=1)
+    meant = f" Did you mean {by_folded[near[0]]!r}?" if near else ""
+    return f"{where} has an unknown key {shown(key)}.{meant} It takes {', '.join(known)}"
+
+
 def _duration(option: str, value: object, *, zero: bool, none: bool = False) -> float | None:
     return None if none and value is None else seconds(option, value, zero=zero)
 
@@ -67,10 +76,10 @@ def job_defaults(where: str, value: object) -> JobDefaults:
     """Read one queue's defaults; `InvalidOption` names the key that is wrong."""
     if not isinstance(value, Mapping):
         raise InvalidOption(f"{where} must be a dict of job options, not {shown(value)}")
-    known = {f.name for f in fields(JobDefaults)}
+    known = sorted(f.name for f in fields(JobDefaults))
     for key in value:
         if key not in known:
-            raise InvalidOption(f"{where} has an unknown key {key!r}; it takes {', '.join(sorted(known))}")
+            raise InvalidOption(_unknown_key(where, key, known))
     readers: dict[str, Callable[[str, object], Any]] = {
         "visibility_timeout": lambda o, v: seconds(o, v, zero=False),
         "max_attempts": positive_int,
@@ -83,7 +92,8 @@ def job_defaults(where: str, value: object) -> JobDefaults:
 def _database(where: str, value: object) -> str | None:
     if value is None or (isinstance(value, str) and value in django_settings.DATABASES):
         return value
-    raise InvalidOption(f"{where} is {value!r}, which is not in DATABASES")
+    known = ", ".join(map(repr, django_settings.DATABASES))
+    raise InvalidOption(f"{where} must be an alias in DATABASES ({known}) or None, not {shown(value)}")
 
 
 def _json_encoder(where: str, value: object) -> type[json.JSONEncoder] | None:
@@ -123,7 +133,7 @@ def problems(raw: object) -> Iterator[str]:
         return
     for key, value in raw.items():
         if key not in _READERS:
-            yield f"ALKSTORE has an unknown key {key!r}; it takes {', '.join(_READERS)}"
+            yield _unknown_key("ALKSTORE", key, _READERS)
             continue
         try:
             _READERS[key](f"ALKSTORE[{key!r}]", value)

@@ -26,7 +26,7 @@ def seconds(option: str, value: object, *, zero: bool) -> float:
         except OverflowError:
             number = math.inf
     else:
-        raise InvalidOption(f"{option} must be a number of seconds or a timedelta, not {type(value).__name__}")
+        raise InvalidOption(f"{option} must be a number of seconds or a timedelta, not {shown(value)}")
     if not math.isfinite(number) or number < (0 if zero else SHORTEST):
         bound = "0 or more" if zero else "above 0"
         raise InvalidOption(f"{option} must be finite and {bound}, not {shown(value)}")

@@ -218,6 +218,32 @@ def test_e002_names_an_unknown_key_or_a_wrong_value(project: dict[str, Any], set
     assert ids() == []  # read when it is used
 
 
+@pytest.mark.parametrize(
+    ("setting", "said"),
+    [
+        (
+            {"MAX_BACKOF": 1},
+            "ALKSTORE has an unknown key 'MAX_BACKOF'. Did you mean 'MAX_BACKOFF'? It takes DATABASE, ",
+        ),
+        ({"keep_dead": 1}, "unknown key 'keep_dead'. Did you mean 'KEEP_DEAD'?"),
+        (
+            {"QUEUES": {"mail": {"max_attempt": 1}}},
+            "'max_attempt'. Did you mean 'max_attempts'? It takes backoff_base, ",
+        ),
+        ({"ZZZ": 1}, "ALKSTORE has an unknown key 'ZZZ'. It takes DATABASE, "),
+        ({3: 1}, "ALKSTORE has an unknown key 3. It takes DATABASE, "),
+        ({"DATABASE": "nowhere"}, "must be an alias in DATABASES ('default', 'other') or None, not 'nowhere'"),
+        ({"KEEP_DEAD": "1 day"}, "ALKSTORE['KEEP_DEAD'] must be a number of seconds or a timedelta, not '1 day'"),
+    ],
+)
+def test_e002_says_what_is_wrong_what_is_right_and_what_may_have_been_meant(
+    project: dict[str, Any], setting: Any, said: str
+) -> None:
+    with override_settings(ALKSTORE=setting):
+        (message,) = found()
+        assert said in message.msg
+
+
 def test_e002_reports_each_fault(project: dict[str, Any]) -> None:
     with override_settings(ALKSTORE={"NOPE": 1, "MAX_BACKOFF": -1, "KEEP_DEAD": 5}):
         assert ids().count("alkstore.E002") == 2
