@@ -72,7 +72,9 @@ def test_f007_a_failure_that_finds_the_database_locked_is_recorded_later(start: 
     assert [entry["error"] for entry in row(job.pk).errors] == ["ValueError: after the wait"]
 
 
-def test_an_ack_that_comes_too_late_for_its_lease_is_a_lapse_and_not_a_success(start: Start, tmp_path: Path) -> None:
+def test_an_ack_that_had_to_wait_past_its_lease_still_counts_where_nobody_has_taken_the_job(
+    start: Start, tmp_path: Path
+) -> None:
     open_end = tmp_path / "open"
     job = enqueue("wait", str(open_end), visibility_timeout=1, max_attempts=1)
     process = start("run_queue", "wait", **IMPATIENT)
@@ -82,9 +84,22 @@ def test_an_ack_that_comes_too_late_for_its_lease_is_a_lapse_and_not_a_success(s
         process.wait_for(f"done {job.pk}")
         ends = row(job.pk).lease_expires_at
         wait_past(ends)
-    wait_for_state("dead", job.pk)
-    assert row(job.pk).last_error == "lease expired"
-    wait_until(lambda: any("WARNING" in line and f"job {job.pk} " in line for line in process.lines), "the warning")
+    wait_for_state("completed", job.pk)
+    assert (row(job.pk).attempts, row(job.pk).errors) == (1, [])
+
+
+def test_an_ack_that_comes_after_another_has_put_the_lapse_right_changes_nothing(start: Start, tmp_path: Path) -> None:
+    open_end = tmp_path / "open"
+    job = enqueue("wait", str(open_end), visibility_timeout=1, max_attempts=1)
+    process = start("run_queue", "wait", **IMPATIENT)
+    process.wait_for(f"running {job.pk}")
+    process.signal(signal.SIGSTOP)
+    wait_past(row(job.pk).lease_expires_at)
+    assert sweep() == 1
+    open_end.touch()
+    process.signal(signal.SIGCONT)
+    process.wait_for("lost the lease")
+    assert (row(job.pk).state, row(job.pk).last_error) == ("dead", "lease expired")
 
 
 def test_f026_a_job_that_is_due_while_the_database_is_locked_is_run_once_it_is_free(start: Start) -> None:
