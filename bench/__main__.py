@@ -29,6 +29,7 @@ def main() -> int:
     # Ended as by Ctrl-C: the processes and the folder are cleared away.
     signal.signal(signal.SIGTERM, _interrupt)
     os.environ.pop("DJANGO_SETTINGS_MODULE", None)
+    machine = _machine()
     lines: list[Line] = []
     broken = []
     with (
@@ -36,7 +37,8 @@ def main() -> int:
         Processes() as processes,
     ):
         folder = Path(name)
-        peers = install(folder, options.peers, processes) if options.peers is not None else []
+        wanted = options.peers is not None
+        peers, missing = install(folder, options.peers, processes) if wanted else ([], {})
         bench = Bench(folder, processes, runs=options.runs, scale=options.scale, peers=peers)
         for case in options.cases or CASES:
             started = time.monotonic()
@@ -51,9 +53,15 @@ def main() -> int:
             for line in found:
                 say(f"  {line}")
             say(f"  {time.monotonic() - started:.0f} s")
-    print(_report(lines, [peer.name for peer in peers]))
+    parts = [machine, goals_table(lines)]
+    parts += ["\n".join(f"- `{line.name}`: {line.note}." for line in lines if line.note)]
+    if wanted:
+        parts.append(peers_table(lines, [peer.name for peer in peers]))
+        parts += [", ".join(f"{peer.name} {peer.version}" for peer in peers) + "."] if peers else []
+        parts += [f"{name} could not be installed: {reason}." for name, reason in missing.items()]
+    print("\n\n".join(filter(None, parts)))
     if options.json:
-        _store(options.json, options, lines, [peer.name for peer in peers])
+        _store(options.json, options, machine, lines, {peer.name: peer.version for peer in peers})
     if broken:
         say(f"failed: {', '.join(broken)}")
     return 1 if broken else 0
@@ -82,21 +90,12 @@ def _interrupt(number: int, frame: FrameType | None) -> None:
     raise KeyboardInterrupt
 
 
-def _report(lines: list[Line], peers: list[str]) -> str:
-    parts = [_machine(), goals_table(lines)]
-    notes = [f"- `{line.name}`: {line.note}." for line in lines if line.note]
-    if notes:
-        parts.append("\n".join(notes))
-    if peers:
-        parts.append(peers_table(lines, peers))
-    return "\n\n".join(parts)
-
-
 def _machine() -> str:
     return (
         f"{datetime.now(UTC):%Y-%m-%d}: django-alkstore {django_alkstore.__version__}, Django {django.get_version()}, "
         f"Python {platform.python_version()}, SQLite {sqlite3.sqlite_version}, "
-        f"{platform.system()} {platform.release()}, {os.cpu_count()} × {_processor()}."
+        f"{platform.system()} {platform.release()}, {os.cpu_count()} × {_processor()}, "
+        f"load average at the start {os.getloadavg()[0]:.1f}."
     )
 
 
@@ -108,9 +107,9 @@ def _processor() -> str:
     return names[0].partition(":")[2].strip() if names else platform.machine()
 
 
-def _store(path: Path, options: argparse.Namespace, lines: list[Line], peers: list[str]) -> None:
+def _store(path: Path, options: argparse.Namespace, machine: str, lines: list[Line], peers: dict[str, str]) -> None:
     stored: dict[str, Any] = {
-        "machine": _machine(),
+        "machine": machine,
         "runs": options.runs,
         "scale": options.scale,
         "peers": peers,

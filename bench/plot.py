@@ -1,7 +1,7 @@
 """Two charts from the figures of `make bench`: the cost of a claim, and a worker's throughput, against table size.
 
 `python -m bench.plot RESULTS.json FOLDER` writes `claim-cost.svg` and `throughput.svg`. Written by hand, since two
-lines over five points need no library. The text's colours follow the reader's light or dark scheme.
+lines over five points need no library. Ground and text follow the reader's light or dark scheme.
 """
 
 import json
@@ -19,11 +19,13 @@ WIDTH, HEIGHT = 640, 340
 LEFT, RIGHT, TOP, BOTTOM = 70, 24, 56, 52
 STYLE = """
   text { font: 13px system-ui, -apple-system, "Segoe UI", "DejaVu Sans", sans-serif; fill: #1f2328 }
+  .ground { fill: #ffffff }
   .title { font-size: 15px; font-weight: 600 }
   .grid { stroke: #d1d9e0 } .axis { stroke: #59636e }
   .ours { stroke: #0969da; fill: #0969da } .floor { stroke: #bc4c00; fill: #bc4c00 }
   path { fill: none !important; stroke-width: 2 } text.ours, text.floor { stroke: none }
   @media (prefers-color-scheme: dark) {
+    .ground { fill: #0d1117 }
     text { fill: #f0f6fc }
     .grid { stroke: #3d444d } .axis { stroke: #9198a1 }
     .ours { stroke: #4493f8; fill: #4493f8 } .floor { stroke: #f0883e; fill: #f0883e }
@@ -47,7 +49,8 @@ def chart(title: str, across: str, series: Sequence[Series]) -> str:
     """The SVG of a chart whose lower axis is logarithmic and whose upright one begins at 0."""
     sizes = sorted({size for one in series for size in one.runs})
     top = nice_top(max(value for one in series for run in one.runs.values() for value in run))
-    parts = [f'<text class="title" x="{LEFT}" y="22">{escape(title)}</text>']
+    parts = [f'<rect class="ground" width="{WIDTH}" height="{HEIGHT}" rx="6"/>']
+    parts.append(f'<text class="title" x="{LEFT}" y="22">{escape(title)}</text>')
     for step in range(5):
         value = top * step / 4
         y = _y(value, top)

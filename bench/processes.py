@@ -42,7 +42,8 @@ class Child:
                 self.popen = subprocess.Popen(
                     command,
                     cwd=ROOT,
-                    env={**os.environ, **environment},
+                    # Modules are compiled once, as in production, whatever the surroundings say.
+                    env={**os.environ, "PYTHONDONTWRITEBYTECODE": "", **environment},
                     stdin=subprocess.PIPE if told else subprocess.DEVNULL,
                     stdout=output,
                     stderr=subprocess.STDOUT,

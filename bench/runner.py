@@ -33,6 +33,7 @@ class Contender:
     environment: Mapping[str, str] = NOTHING
     started: str = ""
     """What its worker's output says once it works."""
+    version: str = ""
     settle: float = 0.0
     """Seconds that its worker gets besides, where its output says nothing."""
 
@@ -222,9 +223,10 @@ def say(text: str = "", end: str = "\n") -> None:
 
 
 def complain(name: str, error: object) -> None:
-    say(f"  {name}: {str(error).strip().splitlines()[0][:200]}")
-    last = str(error).strip().splitlines()[-1]
-    say(f"    {last[:200]}")
+    """What went wrong, and the last that was printed before."""
+    lines = str(error).strip().splitlines() or [repr(error)]
+    for line in dict.fromkeys((lines[0], lines[-1])):
+        say(f"  {name}: {line.strip()[:200]}")
 
 
 def column(results: Iterable[Mapping[str, float]], key: str) -> list[float]:

@@ -72,7 +72,7 @@ def sizes(bench: Bench) -> list[Line]:
     for size in SIZES:
         stock = bench.count(size) if size > 10 else size
         line = _claims(bench, "due", f"a claim with {stock:,} due; the floor: with 10", stock)
-        lines.append(replace(line, name=f"sizes-claim-{size}", goal=None))
+        lines.append(replace(line, name=f"sizes-claim-{stock}", goal=None))
         rates: dict[str, list[float]] = {FLOOR.name: [], OURS.name: []}
         for contender in bench.rounds(FLOOR, OURS):
             if contender is FLOOR:
@@ -84,5 +84,5 @@ def sizes(bench: Bench) -> list[Line]:
             rates[contender.name].append(rate)
         bench.forget()
         what = f"a real worker with {stock:,} more waiting"
-        lines.append(Line(f"sizes-drain-{size}", what, "/s", rates[OURS.name], rates[FLOOR.name]))
+        lines.append(Line(f"sizes-drain-{stock}", what, "/s", rates[OURS.name], rates[FLOOR.name]))
     return lines

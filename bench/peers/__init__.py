@@ -5,13 +5,14 @@ offers for throughput (said in its module). Its waiting is left as it comes: how
 what that costs, is the peer's own choice, and the tables show both.
 """
 
+import re
 import venv
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 
 from bench.processes import Failed, Processes
-from bench.runner import Contender, complain, say
+from bench.runner import Contender, say
 
 PEERS = {
     "huey": Contender("huey", "bench.peers.huey", started="Huey consumer started"),
@@ -23,28 +24,38 @@ PEERS = {
 INSTALL_TIMEOUT = 300.0
 
 
-def install(folder: Path, names: Sequence[str], processes: Processes) -> list[Contender]:
-    """Each into a virtual environment of its own. One that cannot be installed here is left out, and said so."""
+def install(folder: Path, names: Sequence[str], processes: Processes) -> tuple[list[Contender], dict[str, str]]:
+    """Each into a virtual environment of its own: those that are there now, and why the others are not."""
     unknown = [name for name in names if name not in PEERS]
     if unknown:
         raise SystemExit(f"there is no peer {', '.join(unknown)}; there are {', '.join(PEERS)}")
-    installed = []
+    installed, missing = [], {}
     for name in names or PEERS:
         say(f"installing {name} ...")
-        home = folder / "peers" / name
         try:
-            venv.create(home, with_pip=True, symlinks=True)
-            python = str(home / "bin" / "python")
-            command = [python, "-m", "pip", "install", "--quiet", "--disable-pip-version-check", "--no-input", name]
-            log = folder / "peers" / f"{name}.txt"
-            code = processes.start(command, {}, log).popen.wait(INSTALL_TIMEOUT)
-            if code:
-                raise Failed(log.read_text())
-            version = [python, "-c", f"from importlib.metadata import version; print(version({name!r}))"]
-            processes.start(version, {}, log).popen.wait()
+            installed.append(_install(folder / "peers" / name, PEERS[name], processes))
         except Exception as error:  # noqa: BLE001  whatever keeps it out, the run goes on without it
-            complain(f"{name} cannot be installed on this machine and is left out", error)
-            continue
-        say(f"  {name} {log.read_text().strip()}")
-        installed.append(replace(PEERS[name], python=python))
-    return installed
+            missing[name] = _reason(str(error))
+            say(f"  {name} cannot be installed on this machine and is left out: {missing[name]}")
+    return installed, missing
+
+
+def _install(home: Path, peer: Contender, processes: Processes) -> Contender:
+    venv.create(home, with_pip=True, symlinks=True)
+    python = str(home / "bin" / "python")
+    log = home / "install.txt"
+    pip = [python, "-m", "pip", "install", "--quiet", "--disable-pip-version-check", "--no-input", peer.name]
+    if processes.start(pip, {}, log).popen.wait(INSTALL_TIMEOUT):
+        raise Failed(log.read_text())
+    show = [python, "-c", f"from importlib.metadata import version; print(version({peer.name!r}))"]
+    if processes.start(show, {}, log).popen.wait(INSTALL_TIMEOUT):
+        raise Failed(log.read_text())
+    version = log.read_text().strip()
+    say(f"  {peer.name} {version}")
+    return replace(peer, python=python, version=version)
+
+
+def _reason(output: str) -> str:
+    """The first line of what was printed that tells of an error."""
+    lines = [line.strip() for line in output.splitlines() if line.strip()] or ["no reason was given"]
+    return next((line for line in lines if re.search(r"\berror: (?!subprocess)", line, re.IGNORECASE)), lines[-1])[:300]
