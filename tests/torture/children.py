@@ -14,15 +14,15 @@ from pathlib import Path
 from tests.torture import journal
 
 ROOT = Path(__file__).parent.parent.parent
-_SIGNALS_DIE_WITH_PARENT = 1  # PR_SET_PDEATHSIG of prctl(2)
+_PR_SET_PDEATHSIG = 1
 EXIT_EXHAUSTED = 4
 SHUT_OUT = ("OperationalError: database is locked", "is busy (database is locked); try again")
 
 
-def _die_with_parent() -> None:
-    """In the child: be killed where the run itself is killed and cannot end its children."""
+def die_with_parent() -> None:
+    """Let this process be killed where its parent is gone, and cannot end it any more."""
     if sys.platform == "linux":
-        ctypes.CDLL(None).prctl(_SIGNALS_DIE_WITH_PARENT, signal.SIGKILL)
+        ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
 
 
 @dataclass
@@ -90,7 +90,7 @@ class Children:
                 stderr=subprocess.STDOUT,
                 cwd=ROOT,
                 env={**os.environ, **self.environment, journal.VARIABLE: str(diary)},
-                preexec_fn=_die_with_parent,  # noqa: PLW1509  there are no threads
+                preexec_fn=die_with_parent,  # noqa: PLW1509  there are no threads
             )
         child = self.by_role[role] = Child(role, log, diary, popen)
         return child

@@ -60,7 +60,7 @@ class Tormentor:
                 (torment,) = self.chance.choices(list(self._torments), list(self._torments.values()))
                 # Each draws from a chance of its own: how many numbers one takes must not move the others.
                 torment(random.Random(self.chance.random()))
-                next_torment = now + self.chance.uniform(0.1, 0.7)
+                next_torment = now + self.chance.uniform(0.05, 0.6)
             time.sleep(0.02)
         self._undo(float("inf"))
         self._log.close()
