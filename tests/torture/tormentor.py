@@ -80,10 +80,10 @@ class Tormentor:
         roles = [role for role in self.children.roles if role != "prune"]
         roles += [role for role in roles if role in WORKERS]
         chance.shuffle(roles)
-        # Seldom one that still starts: on a busy machine nothing would ever come to its work.
-        starting_too = chance.random() < 0.1
+        # Seldom one that has only started: on a busy machine there would be starts and no work.
+        fresh_too = chance.random() < 0.1
         for child in map(self.children.by_role.get, roles):
-            if child is not None and child.running and not child.frozen and (child.up or starting_too):
+            if child is not None and child.running and not child.frozen and (child.has_worked or fresh_too):
                 return child
         return None
 
