@@ -9,10 +9,13 @@ inotify.
 """
 
 import selectors
+import signal
 import socket
 import sys
+import threading
 import time
-from contextlib import ExitStack
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
@@ -88,6 +91,21 @@ class Watch:
             self._ringer.send(b"\0")
         except BlockingIOError:
             return  # so many rings wait already that this one is heard with them
+
+    @contextmanager
+    def rung_by_signals(self) -> Iterator[None]:
+        """Inside, a signal ends a wait of the main thread also where the kernel has given it to another thread.
+
+        Python's own handlers run in the main thread, once that does anything: without this, not before its wait ends.
+        """
+        if threading.current_thread() is not threading.main_thread():
+            yield
+            return
+        before = signal.set_wakeup_fd(self._ringer.fileno(), warn_on_full_buffer=False)
+        try:
+            yield
+        finally:
+            signal.set_wakeup_fd(before)
 
     def wait_for_bell(self, timeout: float) -> bool:
         """Wait at most `timeout` seconds for the bell, whatever is committed; was it rung?"""

@@ -169,17 +169,21 @@ class Worker:
             worker_id=self.worker_id,
         )
         self._threads.start()
-        code: int | None = None
-        while code is None:
-            self._round()
-            code = self._verdict()
-            if code is None:
-                self._wait()
+        with self._watch.rung_by_signals():
+            code = self._work()
         signals.emit(signals.worker_stopped, completed=self._completed, failed=self._failed)
         if not self._threads.finish(patience=0.0 if self._stuck or self._runs else 1.0):
             self._end_process(code)
         self._watch.close()
         return code
+
+    def _work(self) -> int:
+        while True:
+            self._round()
+            code = self._verdict()
+            if code is not None:
+                return code
+            self._wait()
 
     # One round
 

@@ -1,6 +1,7 @@
 """Section 8 where the database will not have it: locked, broken for a while, or slow to be free."""
 
 import re
+import signal
 import sqlite3
 from collections.abc import Callable, Iterator
 from contextlib import closing, contextmanager
@@ -10,7 +11,7 @@ import pytest
 
 from django_alkstore import clock
 from django_alkstore.models import Job
-from django_alkstore.services import enqueue, schedule
+from django_alkstore.services import enqueue, schedule, sweep
 from tests.ledger.models import Entry
 from tests.ledger.tools import database, row, wait_for_state, wait_past, writer_lock
 from tests.processes import Process, wait_until

@@ -24,7 +24,7 @@ from typing import TYPE_CHECKING
 import django
 from django.core.management import call_command
 
-from tests.torture.children import Children
+from tests.torture.children import Children, die_with_parent
 
 if TYPE_CHECKING:
     from tests.torture.account import Account
@@ -171,11 +171,15 @@ def main() -> int:
     run = Run(seed, options.minutes * 60, folder)
     say(f"torture: seed {seed}, {run.seconds:.0f} s, journal {run.journal_mode}, "
         f"transaction mode {run.transaction_mode or 'unset'}, files in {folder}")  # fmt: skip
+    die_with_parent()
     signal.signal(signal.SIGTERM, stop_at_signal)
     try:
         run.prepare()
         run.torment()
         run.come_to_rest()
+    except (Stopped, KeyboardInterrupt) as stopped:
+        say(f"stopped: {stopped or 'SIGINT'}; files in {folder}")
+        return 1
     finally:
         run.children.kill_all()
     account = run.account()

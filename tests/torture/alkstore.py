@@ -75,9 +75,9 @@ def own(job: JobHandle) -> None:
     _work(chance)
     with transaction.atomic():
         effect_of(job).save()
-        if chance.random() < 0.1:
+        if chance.random() < 0.25:
             # Before whatever the ack may do after the commit: time to be killed in.
-            transaction.on_commit(lambda: time.sleep(0.1))
+            transaction.on_commit(lambda: time.sleep(0.2))
         with suppress(LeaseLost) if way == "catch" else suppress():
             job.ack_tx()
         time.sleep(chance.choices((0, 0.03, 0.2), (80, 15, 5))[0])

@@ -14,15 +14,17 @@ from pathlib import Path
 from tests.torture import journal
 
 ROOT = Path(__file__).parent.parent.parent
-_SIGNALS_DIE_WITH_PARENT = 1  # PR_SET_PDEATHSIG of prctl(2)
+_PR_SET_PDEATHSIG = 1
+SOME_WORK = 1_000
+"""Bytes of a journal: some twenty events."""
 EXIT_EXHAUSTED = 4
 SHUT_OUT = ("OperationalError: database is locked", "is busy (database is locked); try again")
 
 
-def _die_with_parent() -> None:
-    """In the child: be killed where the run itself is killed and cannot end its children."""
+def die_with_parent() -> None:
+    """Let this process be killed where its parent is gone, and cannot end it any more."""
     if sys.platform == "linux":
-        ctypes.CDLL(None).prctl(_SIGNALS_DIE_WITH_PARENT, signal.SIGKILL)
+        ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
 
 
 @dataclass
@@ -49,6 +51,11 @@ class Child:
     def up(self) -> bool:
         """Has it come as far as its work?"""
         return self.journal.exists()
+
+    @property
+    def has_worked(self) -> bool:
+        """Has it done some of it? A scheduler that stands by has no more to do than to be up."""
+        return self.up and (self.role.startswith("scheduler") or self.journal.stat().st_size > SOME_WORK)
 
     @property
     def frozen(self) -> bool:
@@ -90,7 +97,7 @@ class Children:
                 stderr=subprocess.STDOUT,
                 cwd=ROOT,
                 env={**os.environ, **self.environment, journal.VARIABLE: str(diary)},
-                preexec_fn=_die_with_parent,  # noqa: PLW1509  there are no threads
+                preexec_fn=die_with_parent,  # noqa: PLW1509  there are no threads
             )
         child = self.by_role[role] = Child(role, log, diary, popen)
         return child
@@ -145,5 +152,5 @@ def _is_expected(child: Child) -> bool:
         return "every thread is held by a handler past its time limit" in text
     if signal.SIGTERM not in child.sent:
         return False
-    # Before its signal handler is there, a process ends by the signal; 1 is the end of a worker's grace.
-    return code in (0, -signal.SIGTERM) or (code == 1 and "gave back" in text)
+    # Before its signal handler is there, a process ends by the signal. 1: a worker's grace was over, or a second came.
+    return code in (0, -signal.SIGTERM) or (code == 1 and "worker stopping" in text)

@@ -29,7 +29,7 @@ def test_nothing_is_lost_and_nothing_doubled(tmp_path: Path) -> None:
     try:
         output, _ = run.communicate(timeout=PATIENCE)
     finally:
-        # It ends its own children at SIGTERM; where even that fails, they end with it.
+        # It ends its own children at SIGTERM; where even that fails, they end with it, as it does with this process.
         run.terminate()
         try:
             run.wait(20)

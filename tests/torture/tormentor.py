@@ -13,6 +13,7 @@ from django_alkstore.services.leader import LEADERSHIP_TTL
 from tests.torture.children import Child, Children
 from tests.torture.settings import BUSY_TIMEOUT, LEASE
 
+WORKERS = {"queues-1", "queues-2", "outboxes", "everything"}
 FIRST_DEPOSITION = 3.0
 BETWEEN_DEPOSITIONS = 20.0
 DEPOSED_FOR = LEADERSHIP_TTL + 1.5
@@ -59,7 +60,7 @@ class Tormentor:
                 (torment,) = self.chance.choices(list(self._torments), list(self._torments.values()))
                 # Each draws from a chance of its own: how many numbers one takes must not move the others.
                 torment(random.Random(self.chance.random()))
-                next_torment = now + self.chance.uniform(0.1, 0.9)
+                next_torment = now + self.chance.uniform(0.05, 0.6)
             time.sleep(0.02)
         self._undo(float("inf"))
         self._log.close()
@@ -75,13 +76,16 @@ class Tormentor:
         self._log.flush()
 
     def _pick(self, chance: random.Random) -> Child | None:
-        """One role of the run's, and its process if it can be tormented now."""
-        role = chance.choice([role for role in self.children.roles if role != "prune"])
-        child = self.children.by_role.get(role)
-        if child is None or not child.running or child.frozen:
-            return None
-        # Seldom while it still starts: on a busy machine nothing would ever come to its work.
-        return child if child.up or chance.random() < 0.1 else None
+        """The first process that can be tormented now, in an order by chance, workers in front more often."""
+        roles = [role for role in self.children.roles if role != "prune"]
+        roles += [role for role in roles if role in WORKERS]
+        chance.shuffle(roles)
+        # Seldom one that has only started: on a busy machine there would be starts and no work.
+        fresh_too = chance.random() < 0.1
+        for child in map(self.children.by_role.get, roles):
+            if child is not None and child.running and not child.frozen and (child.has_worked or fresh_too):
+                return child
+        return None
 
     def kill(self, chance: random.Random) -> None:
         if child := self._pick(chance):
