@@ -1,11 +1,13 @@
 """Settings of the suite. The environment picks the journal and transaction modes that a run is for."""
 
+import atexit
 import os
+import shutil
 import tempfile
 from pathlib import Path
 
-_HOLDER = tempfile.TemporaryDirectory(prefix="alkstore-tests-")
-_FOLDER = Path(_HOLDER.name)
+_FOLDER = Path(tempfile.mkdtemp(prefix="alkstore-tests-"))
+atexit.register(shutil.rmtree, _FOLDER, ignore_errors=True)
 # Set by the suite for the processes that it starts, so that they work on its own test database.
 _DATABASE = os.environ.get("ALKSTORE_TEST_DATABASE")
 _JOURNAL = os.environ.get("ALKSTORE_TEST_JOURNAL", "wal")
