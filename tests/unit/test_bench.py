@@ -1,8 +1,11 @@
 """The benchmarks' own arithmetic and machinery. Nothing is timed here."""
 
 import os
+import signal
 import subprocess
 import sys
+from contextlib import suppress
+from dataclasses import replace
 from pathlib import Path
 from xml.etree import ElementTree
 
@@ -10,6 +13,7 @@ import pytest
 
 from bench import notes, plot
 from bench.floor import COLUMNS, row
+from bench.processes import Processes
 from bench.results import Line, at_least, at_most, figure, goals_table, peers_table
 from django_alkstore.models import Job
 
@@ -36,6 +40,7 @@ def test_a_line_judges_the_ratio_of_each_pair_by_its_median() -> None:
     line = Line("case", "what", "/s", ours=[90.0, 50.0, 300.0], floor=[100.0, 100.0, 200.0], goal=at_least(0.9))
     assert line.judged == [0.9, 0.5, 1.5]
     assert line.is_met
+    assert replace(line, goal=at_least(1)).is_met is False
     assert "| 0.9 × | 0.5 to 1.5 | ≥ 0.9 × | yes | 3 |" in goals_table([line])  # noqa: RUF001
 
 
@@ -83,6 +88,15 @@ def test_a_chart_holds_every_point_inside_its_frame() -> None:
 @pytest.mark.parametrize(("value", "top"), [(9.5, 10), (10.0, 10), (201.0, 400), (0.7, 0.8), (3_900.0, 4_000)])
 def test_the_upright_axis_ends_on_a_round_number(value: float, top: float) -> None:
     assert plot.nice_top(value) == pytest.approx(top)
+
+
+def test_no_process_outlives_the_run_that_started_it(tmp_path: Path) -> None:
+    with suppress(KeyboardInterrupt), Processes() as processes:
+        command = [sys.executable, "-c", "print('up', flush=True); input()"]
+        child = processes.start(command, {}, tmp_path / "log.txt", told=True)
+        child.wait_for("up", timeout=60)
+        raise KeyboardInterrupt
+    assert child.popen.returncode == -signal.SIGKILL
 
 
 def test_a_small_run_measures_floor_and_ours_and_leaves_nothing_behind(tmp_path: Path) -> None:
