@@ -665,9 +665,21 @@ class Alkstore(RuleBasedStateMachine):
 
     # Locks
 
-    @rule(target=lock_handles, name=names, ttl=short, owner=st.none() | workers)
+    @operation(target=lock_handles, name=names, ttl=short, owner=st.sampled_from(["ann", "ann", None]))
     def lock(self, name: str, ttl: Duration, owner: str | None) -> services.LockHandle:
-        return services.lock(name, ttl) if owner is None else services.lock(name, ttl, owner)
+        """Mostly under one owner's name, which must not make two handles one; and tried at once."""
+        lock = services.lock(name, ttl) if owner is None else services.lock(name, ttl, owner)
+        self._acquire(lock)
+        return lock
+
+    def _acquire(self, lock: services.LockHandle) -> None:
+        free = self.model.lock_holder(lock.name) is None
+        token = lock.token
+        assert lock.acquire() is free
+        if free:
+            self._acquired(lock)
+        else:
+            assert lock.token == token
 
     def _acquired(self, lock: services.LockHandle) -> None:
         assert lock.token is not None
@@ -677,13 +689,7 @@ class Alkstore(RuleBasedStateMachine):
 
     @operation(lock=lock_handles)
     def acquire(self, lock: services.LockHandle) -> None:
-        free = self.model.lock_holder(lock.name) is None
-        token = lock.token
-        assert lock.acquire() is free
-        if free:
-            self._acquired(lock)
-        else:
-            assert lock.token == token
+        self._acquire(lock)
 
     @operation(lock=lock_handles, ttl=st.none() | short)
     def renew(self, lock: services.LockHandle, ttl: Duration | None) -> None:
