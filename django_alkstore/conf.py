@@ -143,7 +143,10 @@ def problems(raw: object) -> Iterator[str]:
 
 
 def raw_setting() -> object:
-    return getattr(django_settings, "ALKSTORE", _NOTHING)
+    if not django_settings.configured:
+        return getattr(django_settings, "ALKSTORE", _NOTHING)
+    # Past the lazy object, which makes an exception of each question for a setting that is not there.
+    return getattr(django_settings._wrapped, "ALKSTORE", _NOTHING)  # type: ignore[misc]
 
 
 _NOTHING: dict[str, Any] = {}

@@ -47,12 +47,13 @@ def encode_payload(payload: Any, *, max_bytes: int, encoder: type[json.JSONEncod
     converter = None if encoder is None else _converter(encoder)
     try:
         text = _encode_strict(payload) if converter is None else converter.encode(payload)
-        size = len(text.encode())
+        size = len(text) if text.isascii() else len(text.encode())
     except RecursionError:
         raise InvalidPayload("payload is nested too deeply for the JSON encoder") from None
     except (TypeError, ValueError) as error:
         _explain(payload, converter, otherwise=error)
-    _refuse_what_json_would_change(payload, converter)
+    if not _is_flat(payload):
+        _refuse_what_json_would_change(payload, converter)
     if size > max_bytes:
         raise InvalidPayload(f"payload is {size} bytes of JSON; at most {max_bytes} are allowed")
     return text
@@ -81,6 +82,24 @@ def decode_payload(text: str | bytes) -> Any:
         # It was encoded on a stack less deep than this one. A new thread's is empty.
         with ThreadPoolExecutor(max_workers=1) as fresh:
             return fresh.submit(_decode_strict, text).result()
+
+
+_TEXT = frozenset((str,))
+_PLAIN = frozenset((str, int, float, bool, type(None)))
+
+
+def as_read(payload: Any, text: str) -> Any:
+    """The value of `text`, which `payload` has just been encoded to. A flat dict need not be decoded for that."""
+    return payload.copy() if _is_flat(payload) else decode_payload(text)
+
+
+def _is_flat(payload: Any) -> bool:
+    """Is it a plain dict of plain scalars, which JSON gives back as they are?"""
+    return (
+        type(payload) is dict
+        and _PLAIN.issuperset(map(type, payload.values()))
+        and _TEXT.issuperset(map(type, payload))
+    )
 
 
 def read_payload(text: Any) -> Any:

@@ -282,6 +282,10 @@ class Dialect(ABC):
         """Let the database itself wait no longer than this for another writer, on this open connection."""
 
     @abstractmethod
+    def is_at_rest(self, connection: BaseDatabaseWrapper) -> bool:
+        """Has every statement come to its end? One that was left halfway would hold on to an old snapshot."""
+
+    @abstractmethod
     def cut_off(self, connection: BaseDatabaseWrapper) -> None:
         """Roll back what another thread is doing on its connection, and let it do nothing more there.
 

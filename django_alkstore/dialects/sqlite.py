@@ -383,6 +383,10 @@ class SQLiteOperations(Operations):
         return self.cursor.rowcount == 1
 
 
+def _nothing() -> None:
+    pass
+
+
 def _refuse_all_but_rollback(action: int, operation: str | None, *_: str | None) -> int:
     rollback = action == sqlite3.SQLITE_TRANSACTION and operation == "ROLLBACK"
     return sqlite3.SQLITE_OK if rollback else sqlite3.SQLITE_DENY
@@ -423,6 +427,19 @@ class SQLite(Dialect):
 
     def limit_wait(self, connection: BaseDatabaseWrapper, seconds: float) -> None:
         connection.connection.execute(f"PRAGMA busy_timeout = {round(seconds * 1000)}")
+
+    def is_at_rest(self, connection: BaseDatabaseWrapper) -> bool:
+        raw: sqlite3.Connection | None = connection.connection
+        if raw is None:
+            return True
+        # The driver does not tell. But SQLite refuses to define a function again while any statement is halfway;
+        # the first of the two definitions is there for a connection that had none.
+        try:
+            for _ in range(2):
+                raw.create_function("alkstore_at_rest", 0, _nothing)
+        except sqlite3.Error:
+            return False
+        return True
 
     def cut_off(self, connection: BaseDatabaseWrapper) -> None:
         raw: sqlite3.Connection | None = connection.connection

@@ -7,6 +7,7 @@ from django.db import OperationalError, connections, transaction
 from django.db.backends.base.base import BaseDatabaseWrapper
 
 from django_alkstore import clock
+from django_alkstore.dialects import dialect_of
 from django_alkstore.dialects.transactions import is_contention
 from django_alkstore.exceptions import LeaseLost
 from django_alkstore.registry import Registration
@@ -70,8 +71,11 @@ def _run_in_transaction(registration: Registration, job: JobHandle) -> Outcome |
     return None
 
 
-def tidy_connections() -> bool:
+def tidy_connections(own: str) -> bool:
     """Leave the thread's connections fit for the next job, as Django does between two requests.
+
+    That to `own`, the database of the jobs, stays open however old it is: to open it anew for each job costs more
+    than most jobs, and nothing at its other end waits to be let go.
 
     One that the handler left inside a transaction, or in manual commit, is thrown away with all that it had
     not committed; was there any?
@@ -85,6 +89,10 @@ def tidy_connections() -> bool:
             thrown_away = True
             continue
         try:
+            if connection.alias == own:
+                connection.close_at = None
+                if not dialect_of(connection).is_at_rest(connection):
+                    connection.close()
             connection.close_if_unusable_or_obsolete()
         except Exception:  # noqa: BLE001  whatever it is, the next job gets another connection
             _throw_away(connection)

@@ -148,7 +148,7 @@ class Threads:
             ending = perform(run.registration, run.job)
             if os.getpid() != self._process:
                 os._exit(0)  # a child that the handler forked and let fall through: no worker, and nothing to write
-            if tidy_connections() and ending.outcome is ACK:
+            if tidy_connections(run.job.using) and ending.outcome is ACK:
                 # What it wrote is not there: its job must not count as done.
                 ending = Ending(retry("the handler left a transaction open, which was rolled back"), ending.seconds)
             self._ended.append((run, ending))

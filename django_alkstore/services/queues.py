@@ -24,7 +24,7 @@ from django_alkstore.dialects.transactions import (
 from django_alkstore.exceptions import DuplicateJob, InvalidOption, InvalidPayload
 from django_alkstore.models import Job, State
 from django_alkstore.names import validate_name
-from django_alkstore.payloads import decode_payload
+from django_alkstore.payloads import as_read, decode_payload
 from django_alkstore.services.options import JobOptions, UnkeyedOptions, encode, stamp
 
 
@@ -80,7 +80,7 @@ def get_or_enqueue(
         raise InvalidOption("get_or_enqueue needs a unique_key")
     keyed: dict[str, Any] = {**options, "unique_key": unique_key}
     job = _new_job(queue, payload, keyed, settings)
-    stored = decode_payload(job.payload)
+    stored = decode_payload(job.payload) if settings.json_encoder else as_read(payload, job.payload)
 
     def get_or_insert(db: Operations) -> tuple[Job, bool]:
         job_id = db.insert_job(job)
@@ -100,8 +100,10 @@ def add(
     schedule: str | None = None,
 ) -> Job:
     """Store one job in any queue. Shared by queues, outboxes and schedules, which have checked the names."""
-    job = _new_job(queue, payload, options, settings)._replace(schedule=schedule)
-    stored = decode_payload(job.payload)
+    job = _new_job(queue, payload, options, settings)
+    if schedule is not None:
+        job = job._replace(schedule=schedule)
+    stored = decode_payload(job.payload) if settings.json_encoder else as_read(payload, job.payload)
     if job.unique_key is None:
         job_id = write_statement(alias, lambda db: db.insert_job(job))
         assert job_id is not None, "only a unique key or a boundary can be taken"
@@ -140,7 +142,7 @@ def _encode_item(index: int, payload: Any, settings: Settings) -> str:
 
 
 _PAYLOAD = NewJob._fields.index("payload")
-_UNSET = dict.fromkeys(field.attname for field in Job._meta.concrete_fields)
+_PENDING = State.PENDING.value
 
 
 def _instance(alias: str, job_id: int, job: NewJob, payload: Any) -> Job:
@@ -151,28 +153,33 @@ def _instance(alias: str, job_id: int, job: NewJob, payload: Any) -> Job:
     """
     instance = Job.__new__(Job)
     created_at = from_us(job.created_at)
-    vars(instance).update(
-        _UNSET,
-        _state=ModelState(),
-        id=job_id,
-        queue=job.queue,
-        payload=payload,
-        state=State.PENDING.value,
-        priority=job.priority,
-        run_at=created_at if job.run_at == job.created_at else from_us(job.run_at),
-        attempts=0,
-        max_attempts=job.max_attempts,
-        visibility_timeout=job.visibility_timeout,
-        backoff_base=job.backoff_base,
-        expires_at=None if job.expires_at is None else from_us(job.expires_at),
-        fence=0,
-        unique_key=job.unique_key,
-        schedule=job.schedule,
-        errors=[],
-        created_at=created_at,
-    )
-    instance._state.adding = False
-    instance._state.db = alias
+    state = ModelState()
+    state.adding = False
+    state.db = alias
+    instance.__dict__ = {
+        "_state": state,
+        "id": job_id,
+        "queue": job.queue,
+        "payload": payload,
+        "state": _PENDING,
+        "priority": job.priority,
+        "run_at": created_at if job.run_at == job.created_at else from_us(job.run_at),
+        "attempts": 0,
+        "max_attempts": job.max_attempts,
+        "visibility_timeout": job.visibility_timeout,
+        "backoff_base": job.backoff_base,
+        "expires_at": None if job.expires_at is None else from_us(job.expires_at),
+        "fence": 0,
+        "worker_id": None,
+        "lease_expires_at": None,
+        "unique_key": job.unique_key,
+        "schedule": job.schedule,
+        "fire_at": None,
+        "errors": [],
+        "last_error": None,
+        "created_at": created_at,
+        "finished_at": None,
+    }
     return instance
 
 
