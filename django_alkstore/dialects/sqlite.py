@@ -383,10 +383,6 @@ class SQLiteOperations(Operations):
         return self.cursor.rowcount == 1
 
 
-def _nothing() -> None:
-    pass
-
-
 def _refuse_all_but_rollback(action: int, operation: str | None, *_: str | None) -> int:
     rollback = action == sqlite3.SQLITE_TRANSACTION and operation == "ROLLBACK"
     return sqlite3.SQLITE_OK if rollback else sqlite3.SQLITE_DENY
@@ -432,14 +428,13 @@ class SQLite(Dialect):
         raw: sqlite3.Connection | None = connection.connection
         if raw is None:
             return True
-        # The driver does not tell. But SQLite refuses to define a function again while any statement is halfway;
-        # the first of the two definitions is there for a connection that had none.
+        # The driver does not tell. But a VACUUM is refused while any statement is halfway, before it is refused for
+        # a target that is none. Whatever else it may say one day counts as "no", which costs a connection.
         try:
-            for _ in range(2):
-                raw.create_function("alkstore_at_rest", 0, _nothing)
-        except sqlite3.Error:
-            return False
-        return True
+            raw.execute("VACUUM INTO NULL")
+        except sqlite3.Error as error:
+            return str(error) == "non-text filename"
+        return False
 
     def cut_off(self, connection: BaseDatabaseWrapper) -> None:
         raw: sqlite3.Connection | None = connection.connection

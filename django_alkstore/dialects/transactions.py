@@ -5,8 +5,11 @@ timeout, and never inside a caller's transaction, which is the caller's to repea
 """
 
 import random
+import threading
 import time
-from collections.abc import Callable
+from collections import defaultdict
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from typing import TypeVar
 from weakref import WeakKeyDictionary
 
@@ -22,6 +25,8 @@ T = TypeVar("T")
 
 _random = random.Random()
 _sleep = time.sleep
+_LONGEST_TURN = 0.05
+"""Seconds. One that writes for longer has a handler in its transaction, and the database's own wait is as good."""
 _LONGEST_STEP = 0.032
 """Seconds. SQLite's own waits grow to 0.1 s and starve whoever has waited longest."""
 
@@ -186,7 +191,38 @@ def longest_wait(connection: BaseDatabaseWrapper) -> float:
     return seconds if known else dialect_of(connection).busy_timeout(connection)
 
 
+_turns: "defaultdict[str, threading.Lock]" = defaultdict(threading.Lock)
+"""For each database the one of this process's threads whose turn it is to write."""
+
+
+@contextmanager
+def turn(using: str, seconds: float) -> Iterator[bool]:
+    """Wait at most `seconds` for this thread's turn among those of the process; was it got?
+
+    Who waits here is told the moment that the writer lock is free, where the database would have him sleep and try
+    again. It decides nothing: without a turn, the database's own lock does.
+    """
+    lock = _turns[using]
+    got = lock.acquire(timeout=seconds)
+    try:
+        yield got
+    finally:
+        if got:
+            lock.release()
+
+
 def _wait_in_line(connection: BaseDatabaseWrapper, run: Callable[[], T]) -> T:
+    """`run`, when it is this thread's turn; repeated while other processes write, until the longest wait is over."""
+    lock = _turns[connection.alias]
+    got = lock.acquire(timeout=min(_LONGEST_TURN, longest_wait(connection)))  # as `turn`, for less
+    try:
+        return _insist(connection, run)
+    finally:
+        if got:
+            lock.release()
+
+
+def _insist(connection: BaseDatabaseWrapper, run: Callable[[], T]) -> T:
     """Repeat `run` while others hold the writer lock, with short random waits, until the longest wait is over."""
     started = clock.waiting_from()
     tries = 0

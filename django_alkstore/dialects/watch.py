@@ -27,7 +27,7 @@ from django_alkstore.dialects import dialect_of
 
 TOLD = 1.0
 """Seconds between looks where the kernel tells of writes: the price of a missed event."""
-POLLED = 0.02
+POLLED = 0.015
 """Seconds between looks where it does not."""
 FIRST_STEP = 0.0001
 FOREIGN_PAUSE = 0.002

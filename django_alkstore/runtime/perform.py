@@ -8,8 +8,7 @@ from django.db.backends.base.base import BaseDatabaseWrapper
 
 from django_alkstore import clock
 from django_alkstore.dialects import dialect_of
-from django_alkstore.dialects.transactions import is_contention
-from django_alkstore.exceptions import LeaseLost
+from django_alkstore.dialects.transactions import busy_timeout, is_contention, turn
 from django_alkstore.registry import Registration
 from django_alkstore.services import JobHandle
 from django_alkstore.services.handles import run_to_end
@@ -54,16 +53,12 @@ def _run_in_transaction(registration: Registration, job: JobHandle) -> Outcome |
     """
     running = False
     try:
-        with transaction.atomic(using=job.using):
+        with turn(job.using, busy_timeout(job.using)), transaction.atomic(using=job.using):
             if not job.hold(registration.time_limit):
                 return RELEASE  # another has the job by now: the handler has not run, and nothing is to be written
             running = True
             run_to_end(registration.target, job)
-            # The row says whether the handler has settled it and not taken that back.
-            if job.hold(registration.time_limit):
-                job.ack_tx()
-            elif job.is_processing():
-                raise LeaseLost(job.id)
+            job.finish()
     except OperationalError as error:
         if running or not is_contention(job.using, error):
             raise

@@ -21,7 +21,6 @@ from django_alkstore.dialects.transactions import (
 )
 from django_alkstore.durations import Duration, moment_after, seconds
 from django_alkstore.exceptions import LeaseLost
-from django_alkstore.models import Job, State
 from django_alkstore.payloads import decode_payload
 from django_alkstore.services import outcomes
 from django_alkstore.services.outcomes import Outcome
@@ -227,9 +226,10 @@ class JobHandle:
 
         return write_statement(self.using, extend)
 
-    def is_processing(self) -> bool:
-        """Is the claim the row's still, lease or no lease?"""
-        return Job.objects.using(self.using).filter(pk=self.id, fence=self.fence, state=State.PROCESSING).exists()
+    def finish(self) -> None:
+        """In the transaction that `hold` has begun: ack, unless the job has been settled in it."""
+        if write_statement(self.using, lambda db: outcomes.apply(db, self, outcomes.ACK, clock.now_us(), UNTAKEN)):
+            self._settle_at_commit()
 
     def _settle_at_commit(self) -> None:
         """Now, or when the open transaction is committed: a savepoint may still take it back."""
