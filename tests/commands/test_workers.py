@@ -223,7 +223,7 @@ def test_the_setting_names_the_database_where_the_command_does_not(start: Start)
 
 
 COMMANDS = ["run_queue", "run_outbox", "run_alkstore", "run_schedules"]
-EVERY_COMMAND = [*COMMANDS, "alkstore_status", "alkstore_prune"]
+EVERY_COMMAND = [*COMMANDS, "alkstore_status", "alkstore_prune", "alkstore_health"]
 
 
 @pytest.mark.parametrize("command", EVERY_COMMAND)
