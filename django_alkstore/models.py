@@ -131,10 +131,12 @@ class Lock(models.Model):
 
     The token is the key, and SQLite's AUTOINCREMENT remembers the greatest that there ever was: it grows with
     each acquisition, past every deletion, with no row left behind for a free lock.
+
+    The workers' signs of life are rows here too, under names that no lock can have (docs/adr/0008).
     """
 
     token = models.BigAutoField(primary_key=True)
-    name = models.CharField(max_length=names.MAX_LENGTH, unique=True)
+    name = models.CharField(max_length=names.MAX_LOCK_LENGTH, unique=True)
     owner = models.CharField(max_length=255)
     acquired_at = InstantField()
     expires_at = InstantField()

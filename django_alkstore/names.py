@@ -11,6 +11,12 @@ LEADERSHIP_LOCK = f"{RESERVED_PREFIX}scheduler"
 OUTBOX_PREFIX = f"{RESERVED_PREFIX}outbox:"
 MAX_QUEUE_LENGTH = len(OUTBOX_PREFIX) + MAX_LENGTH
 """An outbox's queue is longer than its name: what the columns must hold."""
+SIGN_PREFIX = f"{RESERVED_PREFIX}worker:"
+"""Of the rows in the lock table that are no locks: a worker's signs of life, one for each of its queues."""
+AFTER_SIGNS = f"{RESERVED_PREFIX}worker;"
+"""In the order of names, where those that begin with `SIGN_PREFIX` end."""
+SHORT_ID_LENGTH = 12
+MAX_LOCK_LENGTH = len(SIGN_PREFIX) + SHORT_ID_LENGTH + 1 + MAX_QUEUE_LENGTH
 
 _WELL_FORMED = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.\-:/@+]*", re.ASCII)
 _RULE = "ASCII letters, digits and . _ - : / @ +, the first a letter, digit or _"
@@ -48,6 +54,16 @@ def outbox_queue(outbox: str) -> str:
 def outbox_of(queue: str) -> str | None:
     """The outbox whose queue this is, or `None` for an ordinary queue."""
     return queue.removeprefix(OUTBOX_PREFIX) if queue.startswith(OUTBOX_PREFIX) else None
+
+
+def sign_name(worker_id: str, queue: str) -> str:
+    """The name of a worker's sign of life for one queue. The id's end is its random part."""
+    return f"{SIGN_PREFIX}{worker_id[-SHORT_ID_LENGTH:]}:{queue}"
+
+
+def queue_of_sign(name: str) -> str | None:
+    """The queue that a row of the lock table is a sign of life for, or `None` for a lock."""
+    return name.removeprefix(SIGN_PREFIX).partition(":")[2] if name.startswith(SIGN_PREFIX) else None
 
 
 def describe_queue(queue: str) -> str:

@@ -9,6 +9,7 @@ from django_alkstore import clock, services
 from django_alkstore.admin import show
 from django_alkstore.admin.base import ReadOnlyAdmin
 from django_alkstore.models import Lock
+from django_alkstore.services import presence
 
 
 @admin.register(Lock)
@@ -25,6 +26,10 @@ class LockAdmin(ReadOnlyAdmin[Lock]):
     holder = show.column("owner", "holder", show.text)
     acquired = show.column("acquired_at", "acquired", show.moment)
     expires = show.column("expires_at", "expires", show.moment)
+
+    def get_queryset(self, request: HttpRequest) -> QuerySet[Lock]:
+        # A worker's signs of life are rows of this table too, and nothing that anybody holds.
+        return presence.without_signs(super().get_queryset(request))
 
     @admin.display(description="state")
     def badge(self, lock: Lock) -> SafeString:

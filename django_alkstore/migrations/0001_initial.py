@@ -13,7 +13,7 @@ class Migration(migrations.Migration):
             name="Lock",
             fields=[
                 ("token", models.BigAutoField(primary_key=True, serialize=False)),
-                ("name", models.CharField(max_length=128, unique=True)),
+                ("name", models.CharField(max_length=177, unique=True)),
                 ("owner", models.CharField(max_length=255)),
                 ("acquired_at", django_alkstore.fields.InstantField()),
                 ("expires_at", django_alkstore.fields.InstantField()),

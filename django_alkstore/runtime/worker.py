@@ -131,7 +131,7 @@ class Worker:
         """Was the last news from this loop's own writing, or not from that alone?"""
         self._rotation = 0
         self._mean_seconds = LONGEST_PREFETCH
-        self._upkeep = Upkeep(alias, self.registrations)
+        self._upkeep = Upkeep(alias, self.registrations, self.worker_id)
         self._patience = Patience("working", alias)
         self._paused_until = 0.0
         self._in_line_since: float | None = None
@@ -171,6 +171,7 @@ class Worker:
         self._threads.start()
         with self._watch.rung_by_signals():
             code = self._work()
+        self._upkeep.end()
         signals.emit(signals.worker_stopped, completed=self._completed, failed=self._failed)
         if not self._threads.finish(patience=0.0 if self._stuck or self._runs else 1.0):
             self._end_process(code)
@@ -520,6 +521,7 @@ class Worker:
             signals.emit(signals.worker_gave_back, job_ids=[run.job.id for run in held], reason=reason)
             for run in held:
                 self._cut_off(run)
+        self._upkeep.end()
         signals.flush()
         work = Work(endings=[*self._unwritten, *((run, RELEASE) for run in held)])
         if not work:

@@ -1,12 +1,15 @@
-"""Keeping the table small: finished jobs are deleted once their time is over, in small batches."""
+"""What workers and schedulers do each minute: delete the finished jobs whose time is over, and say that they live."""
 
 from collections import Counter
 from collections.abc import Iterable
 
+from django.db import DatabaseError
+
 from django_alkstore import clock, conf, signals
 from django_alkstore.clock import SECOND
-from django_alkstore.dialects.transactions import resolve_alias, write_statement
+from django_alkstore.dialects.transactions import is_contention, resolve_alias, write_statement
 from django_alkstore.models import State
+from django_alkstore.services import presence
 from django_alkstore.services.claims import sweep_whole_queue
 
 PRUNE_BATCH = 500
@@ -55,13 +58,17 @@ def prune_batch(alias: str) -> dict[str, int]:
 
 
 class Upkeep:
-    """When a worker or scheduler prunes and sweeps: at its start, each minute, and at once while there is more."""
+    """When a worker or scheduler prunes and sweeps: at its start, each minute, and at once while there is more.
 
-    def __init__(self, alias: str, queues: Iterable[str] = ()) -> None:
+    A worker leaves its sign of life with it.
+    """
+
+    def __init__(self, alias: str, queues: Iterable[str] = (), worker_id: str | None = None) -> None:
         """`queues`: those to sweep; a worker's own, since the jobs of others are not its to touch."""
         self.alias = alias
         self._queues = tuple(queues)
-        self._due_at = clock.monotonic()
+        self._worker_id = worker_id
+        self._due_at = self._sign_due_at = clock.monotonic()
         self._removed: Counter[str] = Counter()
 
     def due_in(self) -> float:
@@ -72,6 +79,8 @@ class Upkeep:
         """Prune one batch, if it is time; at the round's end sweep, and announce what it has removed."""
         if self.due_in() > 0:
             return
+        if clock.monotonic() >= self._sign_due_at:
+            self._sign()
         batch = prune_batch(self.alias)
         self._removed.update(batch)
         if batch:
@@ -83,3 +92,25 @@ class Upkeep:
         if self._removed:
             signals.emit(signals.jobs_pruned, removed=dict(self._removed))
             self._removed.clear()
+
+    def end(self) -> None:
+        """Take the sign of life back. Where that cannot be written, it lapses by itself."""
+        if self._worker_id is None:
+            return
+        try:
+            presence.take_back(self.alias, self._worker_id)
+        except DatabaseError as error:
+            signals.emit(signals.database_trouble, doing="taking back the sign of life", error=error, pause=0.0)
+
+    def _sign(self) -> None:
+        """Leave the sign of life, and take away what the dead have left. It is no reason not to work."""
+        try:
+            if self._worker_id is not None:
+                presence.leave(self.alias, self._worker_id, self._queues)
+            presence.remove_lapsed(self.alias)
+        except DatabaseError as error:
+            if is_contention(self.alias, error):
+                raise  # tried again soon, like the rest of the upkeep, which could not be written either
+            pause = UPKEEP_INTERVAL
+            signals.emit(signals.database_trouble, doing="leaving a sign of life", error=error, pause=pause)
+        self._sign_due_at = clock.monotonic() + UPKEEP_INTERVAL

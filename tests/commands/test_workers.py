@@ -12,7 +12,7 @@ import pytest
 from django.core.management import call_command
 
 from django_alkstore.models import Job, Lock
-from django_alkstore.services import enqueue, enqueue_many, outbox, schedule
+from django_alkstore.services import enqueue, enqueue_many, outbox, presence, schedule
 from tests.ledger.models import Entry
 from tests.ledger.tools import database, row, variant, wait_for_state
 from tests.processes import Process, wait_until
@@ -86,7 +86,7 @@ def test_run_alkstore_does_everything_in_one_process(start: Start) -> None:
     process = start("run_alkstore")
     wait_for_state("completed", job.pk, letter.pk)
     wait_until(lambda: Job.objects.filter(schedule="often", state="completed").count() >= 2, "two are fired and run")
-    (lock,) = Lock.objects.all()
+    (lock,) = presence.locks("default")
     assert lock.name == "__alkstore_scheduler"
     stopped(process)
     assert not Lock.objects.exists()
@@ -223,7 +223,7 @@ def test_the_setting_names_the_database_where_the_command_does_not(start: Start)
 
 
 COMMANDS = ["run_queue", "run_outbox", "run_alkstore", "run_schedules"]
-EVERY_COMMAND = [*COMMANDS, "alkstore_status", "alkstore_prune"]
+EVERY_COMMAND = [*COMMANDS, "alkstore_status", "alkstore_prune", "alkstore_health"]
 
 
 @pytest.mark.parametrize("command", EVERY_COMMAND)

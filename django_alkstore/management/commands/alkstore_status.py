@@ -13,13 +13,13 @@ from django_alkstore import clock, signals
 from django_alkstore.ages import age, distance
 from django_alkstore.management.base import AlkstoreCommand
 from django_alkstore.models import Lock, Schedule
-from django_alkstore.names import LEADERSHIP_LOCK, describe_queue
+from django_alkstore.names import LEADERSHIP_LOCK, describe_queue, queue_of_sign
 from django_alkstore.registry import registrations
-from django_alkstore.services import QueueStats, queue_stats
+from django_alkstore.services import QueueStats, presence, queue_stats
 
 
 class Command(AlkstoreCommand):
-    help = "Shows the queues, schedules and locks, and who leads the scheduler."
+    help = "Shows the queues, workers, schedules and locks, and who leads the scheduler."
 
     def add_arguments(self, parser: CommandParser) -> None:
         super().add_arguments(parser)
@@ -29,14 +29,21 @@ class Command(AlkstoreCommand):
         database = str(connections[alias].settings_dict["NAME"])
         queues = queue_stats(using=alias)
         schedules = list(Schedule.objects.using(alias).defer("payload").order_by("name"))
-        locks = list(Lock.objects.using(alias).order_by("name"))
+        locks = list(presence.locks(alias).order_by("name"))
         if options["json"]:
             self.stdout.write(json.dumps(_as_object(database, queues, schedules, locks), indent=2))
         else:
-            self._show(database, queues, schedules, locks)
+            self._show(database, queues, schedules, locks, list(presence.signs(alias).order_by("acquired_at", "name")))
         return None
 
-    def _show(self, database: str, queues: list[QueueStats], schedules: list[Schedule], locks: list[Lock]) -> None:
+    def _show(
+        self,
+        database: str,
+        queues: list[QueueStats],
+        schedules: list[Schedule],
+        locks: list[Lock],
+        signs: list[Lock],
+    ) -> None:
         now = clock.now()
         self.stdout.write(f"Database   {database}")
         self.stdout.write(f"Scheduler  {_scheduler(_leader(locks), now)}")
@@ -45,6 +52,7 @@ class Command(AlkstoreCommand):
         unhandled = {queue.queue: queue.due for queue in queues if queue.due and queue.queue not in handled}
         if unhandled:
             self.stdout.write(f"\n{signals.unhandled(unhandled)}.")
+        self._table("Workers", _WORKER_COLUMNS, [_worker_row(mine, now) for mine in _by_owner(signs)])
         self._table("Schedules", _SCHEDULE_COLUMNS, [_schedule_row(schedule, now) for schedule in schedules])
         for schedule in schedules:
             if schedule.last_error:
@@ -74,11 +82,14 @@ class Command(AlkstoreCommand):
 
 _QUEUE_COLUMNS = ("due", "not due yet", "processing", "completed", "dead", "cancelled", "oldest due")
 _SCHEDULE_COLUMNS = ("spec", "fires into", "state", "next fire", "last fire")
+_WORKER_COLUMNS = ("started", "sign of life", "works on")
 _LOCK_COLUMNS = ("owner", "token", "lease ends")
 _LONGEST_NAME = 40
 """Characters of a name in its column."""
 _LONGEST_CELL = 60
 _LONGEST_ERROR = 200
+_LISTED = 5
+"""Queues of a worker in its row; the rest is a number."""
 
 
 def _lines(name: str, cells: list[str]) -> Iterator[list[str]]:
@@ -113,6 +124,26 @@ def _schedule_row(schedule: Schedule, now: datetime) -> list[str]:
         last = distance(schedule.last_fire_at, now)
     spec, queue = (_one_line(text, _LONGEST_CELL) for text in (schedule.spec, schedule.queue))
     return [_one_line(schedule.name), spec, queue, state, following, last]
+
+
+def _by_owner(signs: list[Lock]) -> list[list[Lock]]:
+    owned: dict[str, list[Lock]] = {}
+    for sign in signs:
+        owned.setdefault(sign.owner, []).append(sign)
+    return list(owned.values())
+
+
+def _worker_row(signs: list[Lock], now: datetime) -> list[str]:
+    """One worker's signs of life, which it renews together."""
+    first = signs[0]
+    queues = [describe_queue(queue) for sign in signs if (queue := queue_of_sign(sign.name))]
+    more = f" and {len(queues) - _LISTED} more" if len(queues) > _LISTED else ""
+    return [
+        _one_line(first.owner),
+        distance(first.acquired_at, now),
+        "alive" if first.expires_at > now else f"lapsed {distance(first.expires_at, now)}",
+        _one_line(", ".join(queues[:_LISTED])) + more,
+    ]
 
 
 def _lock_row(lock: Lock, now: datetime) -> list[str]:

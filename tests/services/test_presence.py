@@ -1,0 +1,224 @@
+"""The workers' signs of life: when they are left, renewed, taken back and removed, and where they show."""
+
+import json
+import re
+import signal
+import sqlite3
+from collections.abc import Callable
+from datetime import timedelta
+from io import StringIO
+from pathlib import Path
+from typing import Any
+
+import pytest
+from django.core.management import call_command
+from django.db import OperationalError, connections
+
+from django_alkstore.clock import ManualClock
+from django_alkstore.dialects import dialect_of
+from django_alkstore.models import Lock
+from django_alkstore.names import SIGN_PREFIX, queue_of_sign
+from django_alkstore.services import enqueue, force_release, lock, maintenance, outbox, presence
+from django_alkstore.services.locks import unique_owner
+from django_alkstore.services.maintenance import UPKEEP_INTERVAL, Upkeep
+from tests.ledger.tools import wait_for_state
+from tests.processes import Process, wait_until
+
+pytestmark = pytest.mark.django_db(transaction=True)
+
+Start = Callable[..., Process]
+
+
+def signed() -> set[str | None]:
+    """The queues that there is a sign of life for."""
+    return set(map(queue_of_sign, presence.signs("default").values_list("name", flat=True)))
+
+
+def upkeep_of(*queues: str) -> tuple[Upkeep, str]:
+    worker_id = unique_owner()
+    return Upkeep("default", queues, worker_id), worker_id
+
+
+def test_two_and_a_half_upkeeps_long() -> None:
+    assert presence.TTL == 2.5 * UPKEEP_INTERVAL
+
+
+def test_a_worker_leaves_one_for_each_queue_and_renews_them_all_each_minute(clock: ManualClock) -> None:
+    upkeep, worker_id = upkeep_of("mail", "post")
+    upkeep.step()
+    before = list(presence.signs("default").order_by("name").values())
+    assert signed() == {"mail", "post"}
+    assert {row["owner"] for row in before} == {worker_id}
+    assert {row["expires_at"] for row in before} == {clock.now() + timedelta(seconds=presence.TTL)}
+    clock.advance(UPKEEP_INTERVAL)
+    upkeep.step()
+    renewed = [{**row, "expires_at": clock.now() + timedelta(seconds=presence.TTL)} for row in before]
+    assert list(presence.signs("default").order_by("name").values()) == renewed
+
+
+def test_in_between_nothing_is_committed(clock: ManualClock) -> None:
+    upkeep, _ = upkeep_of("mail")
+    upkeep.step()
+    change = dialect_of(connections["default"]).change("default")
+    try:
+        version = change.version()
+        clock.advance(UPKEEP_INTERVAL - 1)
+        upkeep.step()
+        assert change.version() == version
+        clock.advance(1)
+        upkeep.step()
+        assert change.version() != version
+    finally:
+        change.close()
+
+
+def test_a_long_prune_does_not_let_it_lapse(clock: ManualClock, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(maintenance, "prune_batch", lambda alias: {"completed": 1})
+    upkeep, _ = upkeep_of("mail")
+    for _ in range(10):
+        upkeep.step()
+        clock.advance(50)
+        assert presence.signs("default").get().expires_at > clock.now()
+
+
+def test_one_that_was_removed_is_back_at_the_next_upkeep(clock: ManualClock) -> None:
+    upkeep, _ = upkeep_of("mail", "post")
+    upkeep.step()
+    assert force_release(presence.signs("default")[0].name)
+    clock.advance(UPKEEP_INTERVAL)
+    upkeep.step()
+    assert signed() == {"mail", "post"}
+
+
+def test_two_workers_of_one_queue_have_one_each(clock: ManualClock) -> None:
+    (first, _), (second, kept) = upkeep_of("mail"), upkeep_of("mail")
+    first.step()
+    second.step()
+    assert presence.signs("default").count() == 2
+    first.end()
+    first.end()
+    assert presence.signs("default").get().owner == kept
+
+
+@pytest.mark.parametrize("queues", [(), ("post",)], ids=["a scheduler's", "a worker's"])
+def test_anybody_s_upkeep_removes_the_lapsed_ones_and_no_lock(clock: ManualClock, queues: tuple[str, ...]) -> None:
+    upkeep_of("mail")[0].step()
+    lock("report", ttl=1).acquire()
+    another = Upkeep("default", queues, unique_owner() if queues else None)
+    clock.advance(presence.TTL - 1)
+    another.step()
+    assert "mail" in signed()
+    clock.advance(UPKEEP_INTERVAL)
+    another.step()
+    assert signed() == set(queues)
+    assert presence.locks("default").get().name == "report"
+
+
+def refuse(code: int) -> Callable[..., None]:
+    def raise_(*_: Any) -> None:
+        cause = sqlite3.OperationalError("refused")
+        cause.sqlite_errorcode = code
+        raise OperationalError("refused") from cause
+
+    return raise_
+
+
+def test_a_worker_that_cannot_write_it_works_on_and_tries_again(
+    clock: ManualClock, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    upkeep, _ = upkeep_of("mail")
+    with monkeypatch.context() as patch:
+        patch.setattr(presence, "leave", refuse(sqlite3.SQLITE_IOERR))
+        upkeep.step()
+    assert upkeep.due_in() == UPKEEP_INTERVAL
+    assert "database trouble while leaving a sign of life" in caplog.text
+    clock.advance(UPKEEP_INTERVAL)
+    upkeep.step()
+    assert signed() == {"mail"}
+
+
+def test_while_another_writes_it_is_tried_again_at_once(clock: ManualClock, monkeypatch: pytest.MonkeyPatch) -> None:
+    upkeep, _ = upkeep_of("mail")
+    with monkeypatch.context() as patch:
+        patch.setattr(presence, "leave", refuse(sqlite3.SQLITE_BUSY))
+        with pytest.raises(OperationalError):
+            upkeep.step()
+    assert upkeep.due_in() == 0
+    upkeep.step()
+    assert signed() == {"mail"}
+
+
+def test_one_that_cannot_be_taken_back_keeps_nobody_from_ending(
+    clock: ManualClock, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    upkeep, _ = upkeep_of("mail")
+    upkeep.step()
+    monkeypatch.setattr(presence, "take_back", refuse(sqlite3.SQLITE_BUSY))
+    upkeep.end()
+    assert "database trouble while taking back the sign of life" in caplog.text
+
+
+# Real workers
+
+
+def test_a_worker_has_it_from_its_start_until_a_clean_stop(start: Start) -> None:
+    process = start("run_alkstore")
+    wait_until(lambda: {"noop", "__alkstore_outbox:mail"} <= signed(), "it has left its signs")
+    process.signal(signal.SIGTERM)
+    assert process.wait() == 0
+    assert signed() == set()
+
+
+def test_it_is_taken_back_at_a_second_signal_too(start: Start, tmp_path: Path) -> None:
+    job = enqueue("wait", str(tmp_path / "never"))
+    process = start("run_queue", "wait")
+    process.wait_for(f"running {job.pk}")
+    assert signed() == {"wait"}
+    process.signal(signal.SIGTERM)
+    process.wait_for("worker stopping")
+    process.signal(signal.SIGTERM)
+    assert process.wait() == 1
+    assert signed() == set()
+
+
+def test_a_worker_that_was_killed_leaves_it(start: Start) -> None:
+    letter = outbox("mail").enqueue("x")
+    process = start("run_outbox", "mail")
+    wait_for_state("completed", letter.pk)
+    process.signal(signal.SIGKILL)
+    process.wait()
+    assert signed() == {letter.queue}
+
+
+# Where they show
+
+
+def shown(*arguments: str) -> str:
+    out = StringIO()
+    call_command("alkstore_status", *arguments, stdout=out, no_color=True)
+    return out.getvalue()
+
+
+def test_the_status_shows_workers_apart_and_no_lock_of_theirs(clock: ManualClock) -> None:
+    lock("report").acquire()
+    upkeep, worker_id = upkeep_of("mail", "post", *(f"queue-{n}" for n in range(5)))
+    upkeep.step()
+    assert [each["name"] for each in json.loads(shown("--json"))["locks"]] == ["report"]
+    listed = "queue mail, queue post, queue queue-0, queue queue-1, queue queue-2 and 2 more"
+    assert re.search(rf"^{worker_id}\s+0 s ago\s+alive\s+{listed}$", shown(), re.MULTILINE)
+    assert SIGN_PREFIX not in shown()
+    clock.advance(presence.TTL + 5)
+    assert re.search(rf"^{worker_id}\s+2 min 35 s ago\s+lapsed 5 s ago\s+queue mail", shown(), re.MULTILINE)
+
+
+def test_the_admin_shows_locks_only(clock: ManualClock, admin_client: Any) -> None:
+    lock("report").acquire()
+    upkeep_of("mail")[0].step()
+    page = admin_client.get("/admin/django_alkstore/lock/").content.decode()
+    assert "report" in page
+    assert SIGN_PREFIX not in page
+    token = presence.signs("default").get().pk
+    assert admin_client.get(f"/admin/django_alkstore/lock/{token}/change/").status_code == 302
+    chosen = {"action": "force_release", "_selected_action": [token]}
+    admin_client.post("/admin/django_alkstore/lock/", chosen)
+    assert Lock.objects.filter(pk=token).exists()
