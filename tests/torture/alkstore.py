@@ -71,7 +71,7 @@ def atomic(job: JobHandle) -> None:
 def own(job: JobHandle) -> None:
     """Its row and its ack commit together, in a transaction of its own."""
     chance = chance_of(job)
-    way = chance.choices(("commit", "roll back", "catch", "raise late"), (60, 15, 20, 5))[0]
+    way = chance.choices(("commit", "roll back", "catch", "raise late"), (35, 15, 45, 5))[0]
     _work(chance)
     with transaction.atomic():
         effect_of(job).save()

@@ -18,6 +18,11 @@ FIRST_DEPOSITION = 3.0
 BETWEEN_DEPOSITIONS = 20.0
 DEPOSED_FOR = LEADERSHIP_TTL + 1.5
 """Seconds. A deposed leader sleeps past the end of its leadership, and a standby has taken it when it wakes."""
+BETWEEN_HOLDS = 2.0
+"""Seconds in which the writer lock is left to the others."""
+ENOUGH_CHANGES = 10
+LONGEST_BREATHER = 2.0
+"""Seconds. Between two torments there are so many changes of jobs, or so long a time."""
 
 
 class Tormentor:
@@ -29,7 +34,11 @@ class Tormentor:
         self.chance = random.Random(seed)
         self.done: Tally[str] = Tally()
         self._log = (folder / "torments.txt").open("w")
+        self._reader = self._connect()
         self._began = 0.0
+        self._tormented_at = 0.0
+        self._tormented_change = 0
+        self._held_until = 0.0
         self._later: list[tuple[float, Callable[[], None]]] = []
         """What must be undone, and when."""
         self._torments: dict[Callable[[random.Random], None], int] = {
@@ -56,14 +65,29 @@ class Tormentor:
             if now >= next_deposition:
                 # Not always is there a leader: then soon again.
                 next_deposition = now + (BETWEEN_DEPOSITIONS if self.depose() else 0.5)
-            if now >= next_torment:
+            if now >= next_torment and self._recovered(now):
                 (torment,) = self.chance.choices(list(self._torments), list(self._torments.values()))
                 # Each draws from a chance of its own: how many numbers one takes must not move the others.
                 torment(random.Random(self.chance.random()))
                 next_torment = now + self.chance.uniform(0.05, 0.6)
             time.sleep(0.02)
         self._undo(float("inf"))
+        self._reader.close()
         self._log.close()
+
+    def _recovered(self, now: float) -> bool:
+        """Has anybody got on since the last torment? With torments alone there would be nothing to be broken."""
+        latest = self._latest_change()
+        if latest < self._tormented_change + ENOUGH_CHANGES and now < self._tormented_at + LONGEST_BREATHER:
+            return False
+        self._tormented_change, self._tormented_at = latest, now
+        return True
+
+    def _latest_change(self) -> int:
+        try:
+            return self._reader.execute("SELECT coalesce(max(id), 0) FROM torture_history").fetchone()[0]
+        except sqlite3.OperationalError:
+            return 0  # a writer that shuts readers out
 
     def _undo(self, now: float) -> None:
         for entry in [entry for entry in self._later if entry[0] <= now]:
@@ -133,7 +157,10 @@ class Tormentor:
 
     def hold_writer_lock(self, chance: random.Random) -> None:
         """For longer than the busy timeout."""
+        if time.monotonic() < self._held_until + BETWEEN_HOLDS:
+            return
         seconds = chance.uniform(1.2, 1.8) * BUSY_TIMEOUT
+        self._held_until = time.monotonic() + seconds
         self._hold("BEGIN IMMEDIATE", seconds, "held the writer lock")
 
     def pin_snapshot(self, chance: random.Random) -> None:
