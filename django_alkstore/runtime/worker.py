@@ -200,9 +200,10 @@ class Worker:
                 written = write_operations(self.alias, partial(self._write, work))
                 self._unwritten.clear()
                 self._has_written = True
+                self._in_line_since = None
                 with gathered():
                     self._follow_up(work, written)
-            # After what has ended is on its row: it sweeps.
+            # After what has ended is on its row and what runs is renewed: it sweeps.
             self._upkeep.step()
             self._look_ahead()
             self._patience.reset()
@@ -276,8 +277,7 @@ class Worker:
                 work.acks.append(run)
             else:
                 work.endings.append((run, outcome))
-        # Nothing is claimed before a due upkeep, which writes, and would wait for an atomic handler to end.
-        if not self._stops and self._upkeep.due_in() > 0 and (wanted := self._capacity()):
+        if not self._stops and (wanted := self._capacity()):
             work.wanted = wanted
             work.queues = self._due_queues()
         return work

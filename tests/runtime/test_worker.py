@@ -2,6 +2,7 @@
 
 import json
 from collections.abc import Callable
+from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
@@ -366,3 +367,26 @@ def test_f119_five_thousand_jobs_leave_the_worker_s_open_files_as_they_were(star
     wait_until(lambda: not Job.objects.live().exists(), "all are done")
     assert Job.objects.filter(state="completed", attempts=1).count() == len(warm) + len(ids)
     wait_until(lambda: open_files() <= before[0] and threads() <= before[1], f"as before: {before}")
+
+
+def test_work_goes_on_while_there_is_much_to_prune(start: Start) -> None:
+    long_ago = clock.now() - timedelta(days=30)
+    Job.objects.bulk_create(
+        Job(
+            queue="noop",
+            payload=None,
+            state="completed",
+            run_at=long_ago,
+            max_attempts=3,
+            visibility_timeout=300,
+            backoff_base=5,
+            created_at=long_ago,
+            finished_at=long_ago,
+        )
+        for _ in range(3_000)
+    )
+    job = enqueue("noop", None)
+    process = start("run_queue", "noop")
+    process.wait_for("pruned 3000 completed")
+    lines = [line for line in process.lines if "pruned" in line or f"completed job {job.pk} " in line]
+    assert "completed job" in lines[0]
