@@ -43,6 +43,7 @@ schedule_broken = Signal()  # name, reason
 jobs_pruned = Signal()  # removed
 database_trouble = Signal()  # doing, error, pause
 database_recovered = Signal()  # doing
+database_replaced = Signal()  # error
 module_broken = Signal()  # module, error, traceback
 
 
@@ -260,6 +261,11 @@ _log(
     lambda doing, error, pause: (
         f"database trouble while {doing}{f', again in {pause:.1f} s' if pause else ''}: {_short(str(error))}"
     ),
+)
+_log(
+    database_replaced,
+    logging.ERROR,
+    lambda error: f"{_short(str(error))}; exiting with status 5, for the supervisor to start it afresh",
 )
 _log(database_recovered, logging.INFO, lambda doing: f"database is back: {doing}")
 _log(

@@ -22,11 +22,15 @@ from django_alkstore.clock import FIRST_US
 from django_alkstore.dialects.cursors import Cursor
 
 
+class DatabaseReplaced(OperationalError):
+    """The database that was opened is no longer where it was: what is written to it is seen by nobody."""
+
+
 class Change(Protocol):
     """Sees the commits of others, over a connection of its own. Used by one thread at a time."""
 
     def version(self) -> object:
-        """A value that differs from the last one if anything has been committed since."""
+        """A value that differs from the last one if anything has been committed since. `DatabaseReplaced`."""
 
     def watched_file(self) -> str | None:
         """The file whose writes announce a commit, or `None` where there is none."""

@@ -4,9 +4,10 @@ Every writing text begins with INSERT, UPDATE or DELETE and not with WITH: Pytho
 transaction of `set_autocommit(False)` before those only.
 """
 
+import os
 import sqlite3
 from collections.abc import Iterable, Iterator, Sequence
-from contextlib import AbstractContextManager, contextmanager, suppress
+from contextlib import AbstractContextManager, closing, contextmanager, suppress
 from functools import lru_cache
 from typing import Any
 
@@ -18,6 +19,7 @@ from django_alkstore.dialects.base import (
     Change,
     Claim,
     ClaimedJob,
+    DatabaseReplaced,
     Dialect,
     ExpiredJob,
     LapsedJob,
@@ -234,6 +236,17 @@ BUSY = "busy"
 """The version while another writes exclusively: unlike any number, so its end is news, and itself only once."""
 
 
+def _identity(file: str | None) -> tuple[int, int] | None:
+    """What tells the file from any other of its name; `None` where it is gone, or there never was one."""
+    if file is None:
+        return None
+    try:
+        found = os.stat(file)  # not opened: to close it would drop this process's locks on it
+    except FileNotFoundError:
+        return None
+    return found.st_dev, found.st_ino
+
+
 class DataVersion:
     """`PRAGMA data_version` on a connection of its own: it changes when any other connection has committed."""
 
@@ -254,16 +267,44 @@ class DataVersion:
         # Told "busy" at once rather than made to wait: that somebody is writing is news enough.
         raw.execute("PRAGMA busy_timeout = 0")
         self._raw = raw
+        self._file = raw.execute("PRAGMA database_list").fetchone()[2] or None
+        self._identity = _identity(self._file)
 
     def version(self) -> object:
+        if _identity(self._file) != self._identity:
+            self._refuse_another_file()
         try:
             return self._raw.execute("PRAGMA data_version").fetchone()[0]
-        except sqlite3.OperationalError:
+        except sqlite3.DatabaseError:  # damaged, too: whoever reads next will be told how
             return BUSY
 
+    def _refuse_another_file(self) -> None:
+        """`DatabaseReplaced`, unless it is the same file whose number has changed, as some file systems do."""
+        file, now = self._file, _identity(self._file)
+        if file is None or now is None:
+            raise DatabaseReplaced(f"the database file {file} is gone")
+        if not all(self._keeps_out(file) for _ in range(5)):  # once may have been somebody else's writing
+            raise DatabaseReplaced(f"the database file {file} has been replaced by another")
+        self._identity = now
+
+    def _keeps_out(self, file: str) -> bool:
+        """Does our taking the writer lock keep a new connection to this file from it? Then it is the same file."""
+        with closing(sqlite3.connect(file, timeout=0, isolation_level=None)) as other:
+            try:
+                self._raw.execute("BEGIN IMMEDIATE")
+            except sqlite3.OperationalError as error:
+                return error.sqlite_errorcode & 0xFF == sqlite3.SQLITE_BUSY  # not known: it is asked again
+            try:
+                other.execute("BEGIN IMMEDIATE")
+            except sqlite3.OperationalError as error:
+                return error.sqlite_errorcode & 0xFF == sqlite3.SQLITE_BUSY
+            finally:
+                self._raw.execute("ROLLBACK")
+        return False
+
     def watched_file(self) -> str | None:
-        # As SQLite itself has it: the setting may be a URI. Empty for a database in memory.
-        return self._raw.execute("PRAGMA database_list").fetchone()[2] or None
+        # As SQLite itself has it: the setting may be a URI. `None` for a database in memory.
+        return self._file
 
     def close(self) -> None:
         self._wrapper.close()

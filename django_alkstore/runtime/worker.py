@@ -20,7 +20,7 @@ from django.db import DatabaseError, connections
 from django_alkstore import clock, failures, signals
 from django_alkstore.clock import LAST_US, SECOND
 from django_alkstore.dialects import Operations, dialect_of
-from django_alkstore.dialects.base import UNTAKEN, ClaimedJob
+from django_alkstore.dialects.base import UNTAKEN, ClaimedJob, DatabaseReplaced
 from django_alkstore.dialects.transactions import (
     busy_timeout,
     is_contention,
@@ -59,6 +59,7 @@ LOOKING_SHARE = 25
 EXIT_OK = 0
 EXIT_GRACE_OVER = 1
 EXIT_EXHAUSTED = 4
+EXIT_REPLACED = 5
 
 
 @dataclass(slots=True)
@@ -179,12 +180,18 @@ class Worker:
         return code
 
     def _work(self) -> int:
-        while True:
-            self._round()
-            code = self._verdict()
-            if code is not None:
-                return code
-            self._wait()
+        try:
+            while True:
+                self._round()
+                code = self._verdict()
+                if code is not None:
+                    return code
+                self._wait()
+        except DatabaseReplaced as error:
+            # What is running writes to where nobody looks any more, and so would this loop.
+            signals.emit(signals.database_replaced, error=error)
+            self.at_stop(1.0)
+            return EXIT_REPLACED
 
     # One round
 
@@ -436,6 +443,7 @@ class Worker:
                 self._wait_for_news(timeout)
             else:
                 self._watch.wait_for_bell(timeout)
+                self._watch.version()  # is the file still there?
         self._threads.quiet = False
         if not self._threads.any_ended():
             self._threads.call_next()
