@@ -4,7 +4,7 @@ import shutil
 import sys
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any
@@ -30,7 +30,7 @@ class Contender:
     """How many jobs it is given, as a share of ours: less for the slow, so that a run ends."""
     consumers: int = 2
     """Worker processes where a case has two."""
-    environment: Mapping[str, str] = NOTHING
+    environment: Mapping[str, str] = field(default_factory=lambda: NOTHING)
     started: str = ""
     """What its worker's output says once it works."""
     version: str = ""
@@ -158,7 +158,7 @@ class Sample:
         *numbers: object,
         cpus: Sequence[int] = EVERY_CPU,
         told: bool = False,
-        environment: Mapping[str, str] = NOTHING,
+        environment: Mapping[str, str] = field(default_factory=lambda: NOTHING),
     ) -> Child:
         self._started += 1
         model = {} if self.contender is OURS else {floor_program.MODEL: str(self.bench.model())}

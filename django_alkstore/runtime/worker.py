@@ -169,6 +169,8 @@ class Worker:
             pid=os.getpid(),
             worker_id=self.worker_id,
         )
+        # To be opened after the watch, which sees a file that is replaced from its own opening on.
+        connections[self.alias].close()
         self._threads.start()
         with self._watch.rung_by_signals():
             code = self._work()

@@ -45,13 +45,18 @@ def run_schedules(stop: threading.Event, *, using: str | None = None) -> None:
     alias = resolve_alias(using)
     refuse_open(alias, "run_schedules")
     leadership = LockHandle(names.LEADERSHIP_LOCK, LEADERSHIP_TTL, unique_owner(), alias)
-    if not leadership.acquire():
-        raise LeadershipLost(f"another scheduler leads the schedules of the database {alias!r}")
+    # First, so that it sees a file which is replaced at any moment after the leadership is taken.
+    with Watch(alias) as watch:
+        if not leadership.acquire():
+            raise LeadershipLost(f"another scheduler leads the schedules of the database {alias!r}")
+        _lead(alias, leadership, watch, stop)
+
+
+def _lead(alias: str, leadership: LockHandle, watch: Watch, stop: threading.Event) -> None:
     database = str(connections[alias].settings_dict["NAME"])
     signals.emit(signals.leader_elected, database=database, pid=os.getpid(), owner=leadership.owner)
     try:
-        with Watch(alias) as watch:
-            _Leader(alias, leadership, watch, stop).lead()
+        _Leader(alias, leadership, watch, stop).lead()
     except LeadershipLost as lost:
         signals.emit(signals.leader_stood_down, reason=str(lost))
         raise
