@@ -46,8 +46,8 @@ WITH_TRACEBACK = {"dead jobs", "failed attempts", "leases lost", "raised after s
 PLAIN = (
     # `alkstore_prune` prints what it has done.
     re.compile(r"(completed|dead|cancelled) +removed +\d+ +left +\d+ "),
-    # It ends where it is shut out from the start.
-    re.compile(rf"CommandError: the database 'default' is busy \({LOCKED}\); try again"),
+    # Where it is shut out for longer than the busy timeout, it says so and ends.
+    re.compile(rf"CommandError: the database 'default' was busy .*\({LOCKED}\); try again"),
 )
 """Lines outside any record."""
 
@@ -86,8 +86,6 @@ def _kind(record: list[str]) -> str | None:
     """What kind of record it is, empty for one that needs no counting, or `None` where it is unexpected."""
     first = RECORD.match(record[0])
     if first is None:
-        if record[0].startswith("Traceback ") and record[-1] == f"django.db.utils.OperationalError: {LOCKED}":
-            return "commands shut out" if _expected_traceback(record) else None
         return "" if all(any(p.match(line) for p in PLAIN) for line in record) else None
     level, text = first.groups()
     if level in ("DEBUG", "INFO"):

@@ -98,7 +98,10 @@ class Producer:
     def one(self) -> None:
         order = self.order(self.queue())
         add = self.chance.choice((enqueue, enqueue_tx))
-        self.link(order, add(order.queue, {"order": order.reference}, priority=self.chance.choice((0, 0, 5))).id)
+        options: dict[str, Any] = {"priority": self.chance.choice((0, 0, 5))}
+        if self.chance.random() < 0.2:
+            options["max_attempts"] = 1  # a lapse is its end
+        self.link(order, add(order.queue, {"order": order.reference}, **options).id)
 
     def delayed(self) -> None:
         order = self.order(self.queue())
