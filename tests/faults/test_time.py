@@ -1,9 +1,8 @@
 """The wall clock is set back and forward, by hours and centuries, while leases, locks, jobs and schedules are live.
 
-What is elsewhere: each service on a clock that is moved (F078 in test_queues_claim.py and test_ticks.py, both in
-tests/contract); the nights of both daylight-saving changes (F079, F082 in test_ticks.py, test_locks.py and test_queues_enqueue.py);
-processes that are stopped past their lease (F021 in tests/runtime/test_worker_leases.py and tests/concurrency/
-test_queues.py, F070 in test_leaders.py, F139 in test_locks.py).
+What is elsewhere: in tests/contract, each service on a clock that is moved (F078) and the nights of both changes of
+daylight saving (F079, F082); in tests/concurrency and tests/runtime/test_worker_leases.py, processes that are stopped
+past their lease (F021, F070, F139).
 """
 
 from collections.abc import Callable
