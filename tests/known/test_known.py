@@ -24,6 +24,7 @@ from django.urls import reverse
 from django_alkstore import services
 from django_alkstore.clock import ManualClock
 from django_alkstore.models import Job
+from django_alkstore.runtime.perform import tidy_connections
 from tests.ledger.models import Entry
 from tests.ledger.tools import database, row, variant, wait_for_state
 from tests.processes import Process, wait_until
@@ -236,9 +237,8 @@ def test_f039_as_process_1_it_gets_the_stop_signal_and_ends_with_status_0(start:
     if not own_process_ids():
         pytest.skip("needs a process id namespace")
     code = """
-import subprocess, sys
-child = subprocess.Popen(["unshare", "--pid", "--fork", "--kill-child", sys.executable, "-m", "django", "run_alkstore"])
-print("status", child.wait(), flush=True)
+import os, sys
+os.execvp("unshare", ["unshare", "--pid", "--fork", "--kill-child", sys.executable, "-m", "django", "run_alkstore"])
 """
     outer = start("-c", code)
     outer.wait_for("pid 1")  # as it sees itself
@@ -249,7 +249,7 @@ print("status", child.wait(), flush=True)
     ]
     os.kill(worker, signal.SIGTERM)
     outer.wait_for("worker stopped")
-    outer.wait_for("status 0")
+    assert outer.wait() == 0
     readme = (Path(__file__).parents[2] / "README.md").read_text()
     assert 'CMD ["python", "manage.py", "run_alkstore"' in readme
 
@@ -363,6 +363,17 @@ def test_f111_the_file_levels_off_where_what_is_finished_is_pruned(clock: Manual
         assert services.prune()["completed"] == 1_000
         sizes.append(pages())
     assert max(sizes[2:]) <= sizes[1] * 1.1
+
+
+@pytest.mark.parametrize(("age", "kept"), [(0, False), (3_600, True), (None, True)])
+def test_f115_the_age_of_a_connection_is_looked_at_between_two_jobs(
+    monkeypatch: pytest.MonkeyPatch, age: int | None, kept: bool
+) -> None:
+    monkeypatch.setitem(connection.settings_dict, "CONN_MAX_AGE", age)
+    connection.close()
+    Entry.objects.count()  # what a handler does
+    assert tidy_connections() is False
+    assert (connection.connection is not None) is kept
 
 
 def _resident(process: Process) -> int:
