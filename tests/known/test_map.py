@@ -44,3 +44,13 @@ def test_each_test_that_is_named_after_a_failure_is_on_the_page() -> None:
         for name in functions(file):
             for number in re.findall(r"_f(\d{3})(?=_)", name if name.startswith("test_") else ""):
                 assert f"F{number}" in LISTED, f"{file}::{name}"
+
+
+@pytest.mark.parametrize("page", ["SECURITY.md", "docs/reliability.md"])
+def test_each_test_that_a_page_names_exists(page: str) -> None:
+    text = (ROOT / page).read_text()
+    named = TEST.findall(text)
+    assert named
+    assert text.count("::") == len(named), "not the name of a test"
+    for file, name in named:
+        assert name in functions(ROOT / file)
