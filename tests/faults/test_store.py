@@ -16,7 +16,9 @@ import pytest
 from django.db import DatabaseError, OperationalError, connection
 
 from django_alkstore import services
+from django_alkstore.clock import ManualClock
 from django_alkstore.models import Job
+from django_alkstore.services.patience import Patience
 from tests import processes
 from tests.faults.tools import ALIAS, TROUBLE, UNDER, Store, everything, integrity, is_root
 from tests.processes import Process, wait_until
@@ -261,6 +263,32 @@ def test_a_worker_does_not_start_on_a_damaged_table_and_says_why(store: Store) -
     assert "Traceback" not in process.output
 
 
+@pytest.mark.xfail(strict=True, reason="the watch lets sqlite3.DatabaseError through, and the process ends with it")
+@pytest.mark.parametrize("command", [("run_queue", "noop"), ("run_schedules",)], ids=["worker", "scheduler"])
+def test_a_running_command_whose_file_s_header_is_damaged_says_so_and_goes_on_where_it_is_mended(
+    store: Store, command: tuple[str, ...]
+) -> None:
+    """In rollback-journal mode, where each look at the database reads the header anew."""
+    services.schedule("often", "@every 1s", "noop", using=ALIAS)
+    store.reopen()
+    with store.raw() as raw:
+        raw.execute("PRAGMA journal_mode = DELETE")
+    process = store.start(*command, ALKSTORE_TEST_JOURNAL="delete")
+    process.wait_for("fired often" if command == ("run_schedules",) else "worker started")
+    with store.path.open("r+b", buffering=0) as file:
+        header = file.read(4_096)
+        file.seek(0)
+        file.write(b"\xff" * 4_096)
+        process.wait_for(TROUBLE, 2)
+        file.seek(0)
+        file.write(header)
+    process.wait_for("database is back")
+    assert "not a database" in process.output
+    assert "Traceback" not in process.output
+    assert process.popen.poll() is None
+    assert integrity(store.path) == "ok"
+
+
 def test_a_file_that_is_no_database_is_an_error_of_the_start(store: Store) -> None:
     store.reopen()
     for suffix in ("-wal", "-shm", "-journal"):
@@ -270,6 +298,25 @@ def test_a_file_that_is_no_database_is_an_error_of_the_start(store: Store) -> No
     assert process.wait() == 1
     assert "file is not a database" in process.output
     assert "Traceback" not in process.output
+
+
+# Locked for good
+
+
+@pytest.mark.xfail(strict=True, reason="each try is said, about one a second")
+def test_a_lock_that_stays_is_not_said_at_each_try(clock: ManualClock, caplog: pytest.LogCaptureFixture) -> None:
+    busy = sqlite3.OperationalError("database is locked")
+    busy.sqlite_errorcode = sqlite3.SQLITE_BUSY
+    error = OperationalError("database is locked")
+    error.__cause__ = busy
+    patience = Patience("working", "default")
+    with caplog.at_level("INFO", "django_alkstore"):
+        for _ in range(60):
+            clock.advance(patience.after(error))
+        tries = len(caplog.records)
+        assert 2 <= tries <= 10
+        patience.reset()
+    assert [record.getMessage() for record in caplog.records[tries:]] == ["database is back: working"]
 
 
 # A reader that pins the WAL
