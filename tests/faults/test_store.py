@@ -9,7 +9,7 @@ import os
 import re
 import sqlite3
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
 from pathlib import Path
 
 import pytest
@@ -19,8 +19,7 @@ from django_alkstore import services
 from django_alkstore.clock import ManualClock
 from django_alkstore.models import Job
 from django_alkstore.services.patience import Patience
-from tests import processes
-from tests.faults.tools import ALIAS, TROUBLE, UNDER, Store, everything, integrity, is_root
+from tests.faults.tools import ALIAS, TROUBLE, UNDER, Store, everything, integrity, minds_permissions
 from tests.processes import Process, wait_until
 
 pytestmark = pytest.mark.django_db(transaction=True, databases=["default", "other"])
@@ -115,7 +114,17 @@ def test_f134_on_a_read_only_file_a_command_says_so_with_growing_pauses_and_goes
         process.wait_for("fired often")
 
 
-@pytest.mark.skipif(is_root(), reason="for root nothing is read-only")
+TRIES = """
+from django.db import OperationalError
+from django_alkstore.services import enqueue
+try:
+    enqueue("noop", 2)
+except OperationalError as error:
+    print("refused", error, flush=True)
+"""
+
+
+@pytest.mark.skipif(not minds_permissions(), reason="for root nothing is read-only")
 @pytest.mark.parametrize("what", ["file", "folder"])
 def test_f134_a_file_or_folder_made_read_only_is_an_error_to_the_caller_and_no_half_written_row(
     store: Store, what: str
@@ -127,63 +136,71 @@ def test_f134_a_file_or_folder_made_read_only_is_an_error_to_the_caller_and_no_h
     mode = spoilt.stat().st_mode
     spoilt.chmod(0o555 if what == "folder" else 0o444)
     try:
-        with pytest.raises(OperationalError):
-            services.enqueue("noop", 2, using=ALIAS)
+        caller = store.start("-c", TRIES)
+        assert caller.wait() == 0
+        caller.wait_for("refused")
     finally:
-        store.reopen()
         spoilt.chmod(mode)
     assert everything(ALIAS) == before
 
 
 # Gone, or another
 
-unmended = pytest.mark.xfail(strict=True, reason="a running command goes on with the file that has lost its name")
 
-
-@pytest.fixture
-def soon(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Do not wait a minute for what is known not to come. Goes with `unmended`."""
-    monkeypatch.setattr(processes, "PATIENCE", 10.0)
-
-
-@unmended
-@pytest.mark.usefixtures("soon")
-@pytest.mark.parametrize("command", [("run_queue", "noop"), ("run_schedules",)], ids=["worker", "scheduler"])
-def test_f075_a_file_that_is_replaced_under_a_running_command_is_noticed(
-    store: Store, command: tuple[str, ...]
-) -> None:
-    """By what runs on: or by an end with a status of its own, for the supervisor to start it afresh."""
+def put_another_in_its_place(store: Store) -> None:
+    """As a restore does that does not stop what is running."""
     fresh = store.path.with_name("fresh.sqlite3")
-    with store.raw() as raw:
-        raw.execute("PRAGMA wal_checkpoint(TRUNCATE)")
-        with sqlite3.connect(fresh) as copy:
-            raw.backup(copy)
-        copy.close()
-    process = store.start(*command)
-    process.wait_for("leads" if command == ("run_schedules",) else "worker started")
+    with store.raw() as raw, closing(sqlite3.connect(fresh)) as copy:
+        raw.backup(copy)
     store.reopen()
     for suffix in ("-wal", "-shm"):
         Path(f"{store.path}{suffix}").unlink(missing_ok=True)
     fresh.replace(store.path)
+
+
+@pytest.mark.parametrize("command", [("run_queue", "noop"), ("run_alkstore",)], ids=["worker", "all"])
+def test_f075_a_worker_whose_file_is_replaced_ends_with_a_status_of_its_own_and_the_next_works(
+    store: Store, command: tuple[str, ...]
+) -> None:
+    process = store.start(*command)
+    process.wait_for("worker started")
+    put_another_in_its_place(store)
     job = services.enqueue("noop", None, using=ALIAS)
+    assert process.wait() == 5
+    assert "replaced by another" in process.output
+    assert "Traceback" not in process.output
+    store.start("run_queue", "noop")
+    store.wait_for_state("completed", job.pk)
+
+
+def test_f075_a_worker_with_a_job_in_hand_notices_it_too(store: Store, tmp_path: Path) -> None:
+    """All its threads are busy: it looks at each renewal."""
+    job = services.enqueue("wait", str(tmp_path / "never"), visibility_timeout=3, using=ALIAS)
+    process = store.start("run_queue", "wait", "--concurrency", "1")
+    process.wait_for(f"running {job.pk}")
+    put_another_in_its_place(store)
+    assert process.wait() == 5
+
+
+def test_f075_a_scheduler_whose_file_is_replaced_goes_on_with_the_new_one(store: Store) -> None:
+    process = store.start("run_schedules")
+    process.wait_for("leads")
+    put_another_in_its_place(store)
     services.schedule("often", "@every 1s", "mail", using=ALIAS)
-
-    def noticed() -> bool:
-        done = Job.objects.using(ALIAS)
-        done = done.filter(pk=job.pk, state="completed") if command[0] == "run_queue" else done.filter(schedule="often")
-        return process.popen.poll() not in (None, 0) or done.exists()
-
-    wait_until(noticed, "the file is another")
+    process.wait_for("fired often", 2)
+    assert Job.objects.using(ALIAS).filter(schedule="often").exists()
+    assert "replaced by another" in process.output
+    assert "Traceback" not in process.output
 
 
-@unmended
-@pytest.mark.usefixtures("soon")
-def test_a_worker_whose_file_is_deleted_ends_or_says_so(store: Store) -> None:
+def test_a_worker_whose_file_is_deleted_ends_with_a_status_of_its_own(store: Store) -> None:
     process = store.start("run_queue", "noop")
     process.wait_for("worker started")
     for path in store.path.parent.iterdir():
         path.unlink()
-    wait_until(lambda: process.popen.poll() not in (None, 0) or TROUBLE in process.output, "it is noticed")
+    assert process.wait() == 5
+    assert "is gone" in process.output
+    assert "Traceback" not in process.output
 
 
 # Damaged
@@ -263,7 +280,6 @@ def test_a_worker_does_not_start_on_a_damaged_table_and_says_why(store: Store) -
     assert "Traceback" not in process.output
 
 
-@pytest.mark.xfail(strict=True, reason="the watch lets sqlite3.DatabaseError through, and the process ends with it")
 @pytest.mark.parametrize("command", [("run_queue", "noop"), ("run_schedules",)], ids=["worker", "scheduler"])
 def test_a_running_command_whose_file_s_header_is_damaged_says_so_and_goes_on_where_it_is_mended(
     store: Store, command: tuple[str, ...]
@@ -303,7 +319,6 @@ def test_a_file_that_is_no_database_is_an_error_of_the_start(store: Store) -> No
 # Locked for good
 
 
-@pytest.mark.xfail(strict=True, reason="each try is said, about one a second")
 def test_a_lock_that_stays_is_not_said_at_each_try(clock: ManualClock, caplog: pytest.LogCaptureFixture) -> None:
     busy = sqlite3.OperationalError("database is locked")
     busy.sqlite_errorcode = sqlite3.SQLITE_BUSY

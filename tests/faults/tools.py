@@ -2,6 +2,7 @@
 
 import os
 import sqlite3
+import tempfile
 from collections.abc import Callable, Iterator
 from contextlib import closing, contextmanager
 from pathlib import Path
@@ -131,5 +132,8 @@ def limit_file_size(process: Process, size: int) -> None:
     resource.prlimit(process.pid, resource.RLIMIT_FSIZE, (limit, resource.RLIM_INFINITY))
 
 
-def is_root() -> bool:
-    return os.geteuid() == 0
+def minds_permissions() -> bool:
+    """Is a file that may not be written kept from this process? For root it seldom is."""
+    with tempfile.NamedTemporaryFile() as file:
+        Path(file.name).chmod(0o444)
+        return not os.access(file.name, os.W_OK)
