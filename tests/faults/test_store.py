@@ -1,0 +1,364 @@
+"""The file is read-only, gone, another, damaged, locked for good, or pinned by a reader.
+
+What is elsewhere: tests/runtime/test_worker_trouble.py (the writer lock held past the busy timeout, the tables away,
+for workers, the scheduler and both), tests/concurrency/test_leaders.py (F009), tests/concurrency/test_queues.py (every
+service past the busy timeout).
+"""
+
+import os
+import re
+import sqlite3
+from collections.abc import Callable, Iterator
+from contextlib import closing, contextmanager
+from pathlib import Path
+
+import pytest
+from django.db import DatabaseError, OperationalError, connection
+
+from django_alkstore import services
+from django_alkstore.clock import ManualClock
+from django_alkstore.models import Job
+from django_alkstore.services.patience import Patience
+from tests.faults.tools import ALIAS, TROUBLE, UNDER, Store, everything, integrity, minds_permissions
+from tests.processes import Process, wait_until
+
+pytestmark = pytest.mark.django_db(transaction=True, databases=["default", "other"])
+
+Start = Callable[..., Process]
+
+wal_only = pytest.mark.skipif(os.environ.get("ALKSTORE_TEST_JOURNAL", "wal") != "wal", reason="about the WAL")
+
+
+# Read-only
+
+
+@contextmanager
+def query_only() -> Iterator[None]:
+    """As a file that may not be written, for this connection. (As root no file is read-only.)"""
+    with connection.cursor() as cursor:
+        cursor.execute("PRAGMA query_only = ON")
+    try:
+        yield
+    finally:
+        with connection.cursor() as cursor:
+            cursor.execute("PRAGMA query_only = OFF")
+
+
+def test_every_service_raises_on_a_read_only_file_and_changes_nothing() -> None:
+    ids = services.enqueue_many("mail", range(7))
+    handles = services.claim_batch("mail", "w", limit=5)
+    services.enqueue("more", 1)
+    services.schedule("often", "@every 1s", "mail")
+    held = services.lock("held")
+    assert held.acquire()
+    calls: list[Callable[[], object]] = [
+        lambda: services.enqueue("mail", 1),
+        lambda: services.enqueue("mail", 1, unique_key="k"),
+        lambda: services.enqueue_many("mail", [1, 2]),
+        lambda: services.get_or_enqueue("mail", "k", 1),
+        lambda: services.outbox("mail").enqueue(1),
+        lambda: services.claim_batch("more", "w"),
+        handles[0].ack,
+        lambda: handles[1].retry("x"),
+        lambda: handles[2].fail("x"),
+        handles[3].heartbeat,
+        handles[4].release,
+        lambda: services.cancel(ids[6]),
+        lambda: services.sweep("mail"),
+        services.prune,
+        services.tick,
+        lambda: services.schedule("new", "@every 1h", "mail"),
+        lambda: services.pause_schedule("often"),
+        lambda: services.unschedule("often"),
+        services.lock("another").acquire,
+        held.renew,
+        held.release,
+    ]
+    before = everything()
+    with query_only():
+        for call in calls:
+            with pytest.raises(OperationalError, match="readonly"):
+                call()
+            assert not connection.in_atomic_block
+        assert services.get_job(ids[0]) is not None
+    assert everything() == before
+    assert handles[0].ack()
+
+
+def pauses(process: Process) -> list[float]:
+    return [float(found[1]) for line in process.lines if (found := re.search(r"again in ([\d.]+) s", line))]
+
+
+@pytest.mark.parametrize("command", [("run_queue", "noop"), ("run_schedules",)], ids=["worker", "scheduler"])
+def test_f134_on_a_read_only_file_a_command_says_so_with_growing_pauses_and_goes_on_once_it_is_writable(
+    store: Store, tmp_path: Path, command: tuple[str, ...]
+) -> None:
+    fault = tmp_path / "fault"
+    fault.write_text("PRAGMA query_only = ON")
+    job = services.enqueue("noop", None, using=ALIAS)
+    services.schedule("often", "@every 1s", "noop", using=ALIAS)
+    process = store.start("-c", UNDER, str(fault), *command)
+    process.wait_for(TROUBLE, 4)
+    found = pauses(process)
+    assert found == sorted(found)
+    assert found[-1] >= 4 * found[0]
+    assert "readonly" in process.output
+    assert "Traceback" not in process.output
+    assert process.popen.poll() is None
+    assert store.job(job.pk).state == "pending"
+    fault.unlink()
+    if command[0] == "run_queue":
+        store.wait_for_state("completed", job.pk)
+        process.wait_for("database is back")
+    else:
+        process.wait_for("fired often")
+
+
+TRIES = """
+from django.db import OperationalError
+from django_alkstore.services import enqueue
+try:
+    enqueue("noop", 2)
+except OperationalError as error:
+    print("refused", error, flush=True)
+"""
+
+
+@pytest.mark.skipif(not minds_permissions(), reason="for root nothing is read-only")
+@pytest.mark.parametrize("what", ["file", "folder"])
+def test_f134_a_file_or_folder_made_read_only_is_an_error_to_the_caller_and_no_half_written_row(
+    store: Store, what: str
+) -> None:
+    services.enqueue("noop", 1, using=ALIAS)
+    before = everything(ALIAS)
+    store.reopen()
+    spoilt = store.path if what == "file" else store.path.parent
+    mode = spoilt.stat().st_mode
+    spoilt.chmod(0o555 if what == "folder" else 0o444)
+    try:
+        caller = store.start("-c", TRIES)
+        assert caller.wait() == 0
+        caller.wait_for("refused")
+    finally:
+        spoilt.chmod(mode)
+    assert everything(ALIAS) == before
+
+
+# Gone, or another
+
+
+def put_another_in_its_place(store: Store) -> None:
+    """As a restore does that does not stop what is running."""
+    fresh = store.path.with_name("fresh.sqlite3")
+    with store.raw() as raw, closing(sqlite3.connect(fresh)) as copy:
+        raw.backup(copy)
+    store.reopen()
+    for suffix in ("-wal", "-shm"):
+        Path(f"{store.path}{suffix}").unlink(missing_ok=True)
+    fresh.replace(store.path)
+
+
+@pytest.mark.parametrize("command", [("run_queue", "noop"), ("run_alkstore",)], ids=["worker", "all"])
+def test_f075_a_worker_whose_file_is_replaced_ends_with_a_status_of_its_own_and_the_next_works(
+    store: Store, command: tuple[str, ...]
+) -> None:
+    process = store.start(*command)
+    process.wait_for("worker started")
+    put_another_in_its_place(store)
+    job = services.enqueue("noop", None, using=ALIAS)
+    assert process.wait() == 5
+    assert "replaced by another" in process.output
+    assert "Traceback" not in process.output
+    store.start("run_queue", "noop")
+    store.wait_for_state("completed", job.pk)
+
+
+def test_f075_a_worker_with_a_job_in_hand_notices_it_too(store: Store, tmp_path: Path) -> None:
+    """All its threads are busy: it looks at each renewal."""
+    job = services.enqueue("wait", str(tmp_path / "never"), visibility_timeout=3, using=ALIAS)
+    process = store.start("run_queue", "wait", "--concurrency", "1")
+    process.wait_for(f"running {job.pk}")
+    put_another_in_its_place(store)
+    assert process.wait() == 5
+
+
+def test_f075_a_scheduler_whose_file_is_replaced_goes_on_with_the_new_one(store: Store) -> None:
+    process = store.start("run_schedules")
+    process.wait_for("leads")
+    put_another_in_its_place(store)
+    services.schedule("often", "@every 1s", "mail", using=ALIAS)
+    process.wait_for("fired often", 2)
+    assert Job.objects.using(ALIAS).filter(schedule="often").exists()
+    assert "replaced by another" in process.output
+    assert "Traceback" not in process.output
+
+
+def test_a_worker_whose_file_is_deleted_ends_with_a_status_of_its_own(store: Store) -> None:
+    process = store.start("run_queue", "noop")
+    process.wait_for("worker started")
+    for path in store.path.parent.iterdir():
+        path.unlink()
+    assert process.wait() == 5
+    assert "is gone" in process.output
+    assert "Traceback" not in process.output
+
+
+# Damaged
+
+
+@contextmanager
+def damaged(store: Store) -> Iterator[None]:
+    """The first page of the jobs' table and of each of its indexes is overwritten for the length of the block."""
+    store.reopen()
+    with store.raw() as raw:
+        raw.execute("PRAGMA wal_checkpoint(TRUNCATE)")
+        (size,) = raw.execute("PRAGMA page_size").fetchone()
+        pages = [
+            root
+            for (root,) in raw.execute("SELECT rootpage FROM sqlite_master WHERE tbl_name = 'django_alkstore_job'")
+            if root
+        ]
+        whole = {}
+        with store.path.open("r+b", buffering=0) as file:
+            for page in pages:
+                file.seek((page - 1) * size)
+                whole[page] = file.read(size)
+                file.seek((page - 1) * size)
+                file.write(b"\xff" * size)
+            yield
+            for page, content in whole.items():
+                file.seek((page - 1) * size)
+                file.write(content)
+
+
+def commit(store: Store) -> None:
+    """Another's commit, so that all who have the pages in memory read them again."""
+    with store.raw() as raw:
+        raw.execute("INSERT INTO ledger_entry (text) VALUES ('another')")
+
+
+@wal_only
+def test_a_damaged_page_is_an_error_to_the_caller_and_leaves_nothing(store: Store) -> None:
+    job = services.enqueue("noop", 1, using=ALIAS)
+    with damaged(store):
+        for call in (
+            lambda: services.enqueue("noop", 2, using=ALIAS),
+            lambda: services.claim_batch("noop", "w", using=ALIAS),
+            lambda: services.get_job(job.pk, using=ALIAS),
+        ):
+            with pytest.raises(DatabaseError, match="malformed"):
+                call()
+        store.reopen()
+    assert Job.objects.using(ALIAS).count() == 1
+    assert integrity(store.path) == "ok"
+
+
+@wal_only
+def test_a_worker_on_a_damaged_page_says_so_and_goes_on_where_it_is_mended(store: Store) -> None:
+    services.enqueue("noop", None, delay=3_600, using=ALIAS)
+    process = store.start("run_queue", "noop")
+    process.wait_for("worker started")
+    with damaged(store):
+        commit(store)
+        process.wait_for(TROUBLE, 3)
+        assert "malformed" in process.output
+        assert process.popen.poll() is None
+    commit(store)
+    following = services.enqueue("noop", None, using=ALIAS)
+    store.wait_for_state("completed", following.pk)
+    assert "Traceback" not in process.output
+    assert integrity(store.path) == "ok"
+
+
+@wal_only
+def test_a_worker_does_not_start_on_a_damaged_table_and_says_why(store: Store) -> None:
+    services.enqueue("noop", None, using=ALIAS)
+    with damaged(store):
+        process = store.start("run_queue", "noop")
+        assert process.wait() == 1
+    assert "malformed" in process.output
+    assert "Traceback" not in process.output
+
+
+@pytest.mark.parametrize("command", [("run_queue", "noop"), ("run_schedules",)], ids=["worker", "scheduler"])
+def test_a_running_command_whose_file_s_header_is_damaged_says_so_and_goes_on_where_it_is_mended(
+    store: Store, command: tuple[str, ...]
+) -> None:
+    """In rollback-journal mode, where each look at the database reads the header anew."""
+    services.schedule("often", "@every 1s", "noop", using=ALIAS)
+    store.reopen()
+    with store.raw() as raw:
+        raw.execute("PRAGMA journal_mode = DELETE")
+    process = store.start(*command, ALKSTORE_TEST_JOURNAL="delete")
+    process.wait_for("fired often" if command == ("run_schedules",) else "worker started")
+    with store.path.open("r+b", buffering=0) as file:
+        header = file.read(4_096)
+        file.seek(0)
+        file.write(b"\xff" * 4_096)
+        process.wait_for(TROUBLE, 2)
+        file.seek(0)
+        file.write(header)
+    process.wait_for("database is back")
+    assert "not a database" in process.output
+    assert "Traceback" not in process.output
+    assert process.popen.poll() is None
+    assert integrity(store.path) == "ok"
+
+
+def test_a_file_that_is_no_database_is_an_error_of_the_start(store: Store) -> None:
+    store.reopen()
+    for suffix in ("-wal", "-shm", "-journal"):
+        Path(f"{store.path}{suffix}").unlink(missing_ok=True)
+    store.path.write_bytes(b"this is no database" * 1_000)
+    process = store.start("run_queue", "noop")
+    assert process.wait() == 1
+    assert "file is not a database" in process.output
+    assert "Traceback" not in process.output
+
+
+# Locked for good
+
+
+def test_a_lock_that_stays_is_not_said_at_each_try(clock: ManualClock, caplog: pytest.LogCaptureFixture) -> None:
+    busy = sqlite3.OperationalError("database is locked")
+    busy.sqlite_errorcode = sqlite3.SQLITE_BUSY
+    error = OperationalError("database is locked")
+    error.__cause__ = busy
+    patience = Patience("working", "default")
+    with caplog.at_level("INFO", "django_alkstore"):
+        for _ in range(60):
+            clock.advance(patience.after(error))
+        tries = len(caplog.records)
+        assert 2 <= tries <= 10
+        patience.reset()
+    assert [record.getMessage() for record in caplog.records[tries:]] == ["database is back: working"]
+
+
+# A reader that pins the WAL
+
+
+@wal_only
+def test_a_reader_that_stays_in_its_snapshot_holds_up_nobody_and_the_wal_shrinks_after_it(store: Store) -> None:
+    first = services.enqueue("noop", None, using=ALIAS)
+    process = store.start("run_alkstore", "-v", "0")
+    store.wait_for_state("completed", first.pk)
+    wal = Path(f"{store.path}-wal")
+    with store.raw() as reader:
+        reader.execute("BEGIN")
+        seen = reader.execute("SELECT count(*) FROM django_alkstore_job").fetchone()
+        for _ in range(20):
+            ids = services.enqueue_many("noop", ["x" * 2_000] * 100, using=ALIAS)
+            store.wait_for_state("completed", *ids)
+        pinned = wal.stat().st_size
+        assert pinned > 4_000_000, "the WAL did not grow: nothing was pinned"
+        assert reader.execute("SELECT count(*) FROM django_alkstore_job").fetchone() == seen
+        reader.execute("COMMIT")
+
+    def emptied() -> bool:
+        with store.raw() as raw:
+            return bool(raw.execute("PRAGMA wal_checkpoint(TRUNCATE)").fetchone()[0] == 0)
+
+    wait_until(emptied, "the WAL is emptied")
+    assert wal.stat().st_size < pinned
+    assert process.popen.poll() is None
+    assert TROUBLE not in process.output

@@ -1,0 +1,139 @@
+"""What the tests of faults share: a file that may be spoilt, and processes whose store or clock can be moved."""
+
+import os
+import sqlite3
+import tempfile
+from collections.abc import Callable, Iterator
+from contextlib import closing, contextmanager
+from pathlib import Path
+from typing import Any
+
+from django.db import connections
+
+from django_alkstore.models import Job, Lock, Schedule
+from tests.ledger.models import Entry
+from tests.processes import Process, start_process, wait_until
+
+ALIAS = "other"
+TROUBLE = "database trouble"
+
+# Runs a command. While the file named first exists, each new connection is given the SQL that stands in it.
+UNDER = """
+import sys
+from pathlib import Path
+from django.core.management import call_command
+from django.db.backends.signals import connection_created
+fault = Path(sys.argv[1])
+
+def spoil(connection, **_):
+    if fault.exists():
+        connection.connection.execute(fault.read_text())
+
+connection_created.connect(spoil)
+call_command(*sys.argv[2:])
+"""
+
+# Runs a command by a wall clock that is off by the seconds that stand in the file named first.
+SHIFTED = """
+import sys
+from datetime import timedelta
+from pathlib import Path
+from django.core.management import call_command
+from django_alkstore import clock
+from django_alkstore.runtime import worker
+shift = Path(sys.argv[1])
+
+class Shifted(clock.SystemClock):
+    def now(self):
+        return super().now() + timedelta(seconds=float(shift.read_text()))
+
+worker.LONGEST_SLEEP = 1.0  # after that it looks at the clock again; by itself a minute
+clock._clock = Shifted()
+call_command(*sys.argv[2:])
+"""
+
+
+class Store:
+    """A database file of the test's own."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self.started: list[Process] = []
+
+    def start(self, *arguments: str, **environment: str) -> Process:
+        process = start_process(arguments, {"ALKSTORE_TEST_DATABASE": str(self.path), **environment})
+        self.started.append(process)
+        return process
+
+    def raw(self) -> "closing[sqlite3.Connection]":
+        return closing(sqlite3.connect(self.path, isolation_level=None, timeout=30))
+
+    def job(self, job_id: int) -> Job:
+        return Job.objects.using(ALIAS).get(pk=job_id)
+
+    def wait_for_state(self, wanted: str, *job_ids: int) -> None:
+        found = Job.objects.using(ALIAS).filter(pk__in=job_ids, state=wanted)
+        wait_until(lambda: found.count() == len(job_ids), f"{wanted}: {job_ids}")
+
+    def reopen(self) -> None:
+        """Let the test itself see the file that is now at the path."""
+        connections[ALIAS].close()
+
+
+def everything(using: str = "default") -> list[list[dict[str, Any]]]:
+    """Every row of every table that a test writes."""
+    models = (Job, Lock, Schedule, Entry)
+    return [list(model._default_manager.using(using).order_by("pk").values()) for model in models]
+
+
+def integrity(path: Path | str) -> str:
+    with closing(sqlite3.connect(path)) as raw:
+        return str(raw.execute("PRAGMA integrity_check").fetchone()[0])
+
+
+@contextmanager
+def without_room(pages: int = 0, using: str = "default") -> Iterator[None]:
+    """The connection's disk is full but for so many pages, those that were freed before being in use."""
+    connection = connections[using]
+    with connection.cursor() as cursor:
+        cursor.execute("PRAGMA page_count")
+        (count,) = cursor.fetchone()
+        cursor.execute("PRAGMA freelist_count")
+        assert cursor.fetchone() == (0,)
+        cursor.execute(f"PRAGMA max_page_count = {count + pages}")
+    try:
+        yield
+    finally:
+        with connection.cursor() as cursor:
+            cursor.execute("PRAGMA max_page_count = 1073741823")
+
+
+class Shift:
+    """A wall clock that processes read, off by as many seconds as the test says."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self.to(0)
+
+    def to(self, seconds: float) -> None:
+        fresh = self.path.with_suffix(".new")
+        fresh.write_text(str(seconds))
+        fresh.replace(self.path)
+
+    def start(self, start: Callable[..., Process], *command: str) -> Process:
+        return start("-c", SHIFTED, str(self.path), *command)
+
+
+def limit_file_size(process: Process, size: int) -> None:
+    """Let each write of this process past `size` bytes of a file fail; -1: no longer."""
+    import resource
+
+    limit = resource.RLIM_INFINITY if size < 0 else size
+    resource.prlimit(process.pid, resource.RLIMIT_FSIZE, (limit, resource.RLIM_INFINITY))
+
+
+def minds_permissions() -> bool:
+    """Is a file that may not be written kept from this process? For root it seldom is."""
+    with tempfile.NamedTemporaryFile() as file:
+        Path(file.name).chmod(0o444)
+        return not os.access(file.name, os.W_OK)
