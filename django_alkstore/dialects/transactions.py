@@ -213,8 +213,8 @@ def turn(using: str, seconds: float) -> Iterator[bool]:
 
 def _wait_in_line(connection: BaseDatabaseWrapper, run: Callable[[], T]) -> T:
     """`run`, when it is this thread's turn; repeated while other processes write, until the longest wait is over."""
-    lock = _turns[connection.alias]
-    got = lock.acquire(timeout=min(_LONGEST_TURN, longest_wait(connection)))  # as `turn`, for less
+    lock = _turns[connection.alias]  # as `turn`, for less
+    got = lock.acquire(blocking=False) or lock.acquire(timeout=min(_LONGEST_TURN, longest_wait(connection)))
     try:
         return _insist(connection, run)
     finally:
