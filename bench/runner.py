@@ -158,7 +158,7 @@ class Sample:
         *numbers: object,
         cpus: Sequence[int] = EVERY_CPU,
         told: bool = False,
-        environment: Mapping[str, str] = field(default_factory=lambda: NOTHING),
+        environment: Mapping[str, str] = NOTHING,
     ) -> Child:
         self._started += 1
         model = {} if self.contender is OURS else {floor_program.MODEL: str(self.bench.model())}
