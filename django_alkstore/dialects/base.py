@@ -291,9 +291,10 @@ class Dialect(ABC):
 
     @abstractmethod
     def cut_off(self, connection: BaseDatabaseWrapper) -> None:
-        """Roll back what another thread is doing on its connection, and let it do nothing more there.
+        """Roll back what another thread is doing on its connection, and let it write nothing more there.
 
-        Its next statement raises. For a thread that holds the writer lock and cannot be ended.
+        For a thread that holds the writer lock and cannot be ended. Waits for its statement to end, if it is in one.
+        The connection is of no use afterwards.
         """
 
     @abstractmethod

@@ -424,11 +424,6 @@ class SQLiteOperations(Operations):
         return self.cursor.rowcount == 1
 
 
-def _refuse_all_but_rollback(action: int, operation: str | None, *_: str | None) -> int:
-    rollback = action == sqlite3.SQLITE_TRANSACTION and operation == "ROLLBACK"
-    return sqlite3.SQLITE_OK if rollback else sqlite3.SQLITE_DENY
-
-
 class SQLite(Dialect):
     """SQLite 3.35 or newer: one writer, a lock for the whole file, a snapshot for each reader."""
 
@@ -482,12 +477,11 @@ class SQLite(Dialect):
         if raw is None:
             return
         with suppress(sqlite3.Error):  # its own thread may have closed it just now
-            # First, so that nothing of the other thread's falls between the rollback and the close, where it would
-            # be committed by itself: statements already prepared are refused too.
-            raw.set_authorizer(_refuse_all_but_rollback)
-            raw.interrupt()
+            # First, so that nothing of the other thread's is committed by itself after the rollback; it holds for
+            # statements already prepared too. Not closed, nor interrupted: the one crashes under a running statement,
+            # the other lets SQLite end the transaction before writing is refused.
+            raw.execute("PRAGMA query_only = 1")
             raw.rollback()
-            raw.close()
 
     def change(self, using: str) -> Change:
         return DataVersion(using)

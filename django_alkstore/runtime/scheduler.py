@@ -35,7 +35,10 @@ def schedule_until(stop: threading.Event, alias: str, *, standby: bool = True) -
             if not standby:
                 signals.emit(signals.leader_absent, reason=str(lost))
                 return EXIT_NOT_LEADING
-            _Standby(alias, stop).wait()
+            try:
+                _Standby(alias, stop).wait()
+            except DatabaseError as error:
+                stop.wait(patience.after(error))
         except DatabaseError as error:
             stop.wait(patience.after(error))
     return EXIT_OK

@@ -12,11 +12,15 @@ from django.db import connections
 from django.db.backends.base.base import BaseDatabaseWrapper
 
 from django_alkstore import clock, signals
+from django_alkstore.dialects import dialect_of
 from django_alkstore.registry import Registration
 from django_alkstore.runtime.hosting import hosted
 from django_alkstore.runtime.perform import Ending, perform, tidy_connections
 from django_alkstore.services import JobHandle
 from django_alkstore.services.outcomes import ACK, retry
+
+LONGEST_CUT = 1.0
+"""Seconds."""
 
 
 @dataclass(slots=True, eq=False)
@@ -34,7 +38,8 @@ class Run:
     lost: bool = False
     """Is the lease known to be lost?"""
     connection: BaseDatabaseWrapper | None = None
-    """Where its handler holds the writer lock (`atomic=True`): its thread's connection."""
+    """Where its handler holds the writer lock (`atomic=True`): its thread's connection, until it ends."""
+    was_cut_off: bool = False
 
     @property
     def holds_lease(self) -> bool:
@@ -55,6 +60,7 @@ class Threads:
         """The same in order."""
         self._calls: SimpleQueue[bool] = SimpleQueue()
         """`True` calls one sleeping thread, `False` ends one."""
+        self._cutting = threading.Lock()
         self._ended: deque[tuple[Run, Ending]] = deque()
         self.quiet = False
         """Set by the loop before it sleeps: the first ending after that rings."""
@@ -117,6 +123,22 @@ class Threads:
             thread.join(max(0.0, deadline - clock.monotonic()))
         return not any(thread.is_alive() for thread in self._threads)
 
+    def cut_off(self, run: Run) -> None:
+        """Take the writer lock from an atomic handler: until then nobody could write, the loop neither.
+
+        Waits a moment at most. One that is in a long statement keeps the lock until that ends.
+        """
+        if run.connection is not None:
+            cutter = threading.Thread(target=self._cut_off, args=[run], name="alkstore-cutter", daemon=True)
+            cutter.start()
+            cutter.join(LONGEST_CUT)
+
+    def _cut_off(self, run: Run) -> None:
+        with self._cutting:
+            if run.connection is not None:  # it may have ended, and its thread may be running the next
+                run.was_cut_off = True
+                dialect_of(run.connection).cut_off(run.connection)
+
     def _take(self, run: Run) -> bool:
         """Exactly one of a thread and `withdraw` gets a run: removing a key is atomic."""
         try:
@@ -148,6 +170,11 @@ class Threads:
             ending = perform(run.registration, run.job)
             if os.getpid() != self._process:
                 os._exit(0)  # a child that the handler forked and let fall through: no worker, and nothing to write
+            if run.connection is not None:
+                with self._cutting:
+                    connection, run.connection = run.connection, None
+                if run.was_cut_off:
+                    connection.close()
             if tidy_connections(run.job.using) and ending.outcome is ACK:
                 # What it wrote is not there: its job must not count as done.
                 ending = Ending(retry("the handler left a transaction open, which was rolled back"), ending.seconds)

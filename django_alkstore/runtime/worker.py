@@ -11,6 +11,7 @@ bell), and its own deadlines: a job's due moment, a lease to renew, a time limit
 """
 
 import os
+import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from functools import partial
@@ -19,7 +20,7 @@ from django.db import DatabaseError, connections
 
 from django_alkstore import clock, failures, signals
 from django_alkstore.clock import LAST_US, SECOND
-from django_alkstore.dialects import Operations, dialect_of
+from django_alkstore.dialects import Operations
 from django_alkstore.dialects.base import UNTAKEN, ClaimedJob, DatabaseReplaced
 from django_alkstore.dialects.transactions import (
     busy_timeout,
@@ -112,7 +113,7 @@ class Worker:
         self.at_stop: Callable[[float], object] = float
         """Called when the worker begins to stop, with the seconds that it may take."""
         self._end_process = end_process
-        self._watch = Watch(alias)
+        self._watch = _open_watch(alias)
         any_async = any(registration.is_async for registration in registrations)
         self._threads = Threads(concurrency, self._watch.ring, any_async=any_async)
         self._runs: dict[Run, None] = {}
@@ -128,8 +129,8 @@ class Worker:
         self._look_again_at = 0.0
         """Not before this moment are queues that were found empty looked at again."""
         self._has_written = False
-        self._own_news = False
-        """Was the last news from this loop's own writing, or not from that alone?"""
+        self._news_of_others = False
+        """Has somebody committed, and not this loop itself, since the last look for work?"""
         self._rotation = 0
         self._mean_seconds = LONGEST_PREFETCH
         self._upkeep = Upkeep(alias, self.registrations, self.worker_id)
@@ -260,13 +261,8 @@ class Worker:
         del self._runs[run]
         self._stuck.add(run)
         self._unwritten.append((run, outcomes.retry(failures.TIME_LIMIT)))
-        self._cut_off(run)
+        self._threads.cut_off(run)
         run.job.lease_lost.set()
-
-    def _cut_off(self, run: Run) -> None:
-        """Take the writer lock from an atomic handler: until then nobody could write, this loop neither."""
-        if run.connection is not None:
-            dialect_of(run.connection).cut_off(run.connection)
 
     def _take_back(self, reason: str) -> None:
         """Give back what no thread has started; nothing is claimed ahead until handlers are quick again."""
@@ -427,10 +423,10 @@ class Worker:
         started = clock.monotonic()
         for queue, moment in read(self.alias, lambda db: db.next_claims(unknown)).items():
             self._due[queue] = _NEVER if moment is None else moment
-        if self._own_news or any(moment <= clock.now_us() for moment in self._due.values() if moment is not None):
-            return
         now = clock.monotonic()
-        self._look_again_at = now + max(SETTLE, (now - started) * LOOKING_SHARE)
+        if self._news_of_others and min(moment for moment in self._due.values() if moment is not None) > clock.now_us():
+            self._look_again_at = now + max(SETTLE, (now - started) * LOOKING_SHARE)
+        self._news_of_others = False
 
     # Waiting
 
@@ -458,7 +454,7 @@ class Worker:
         if self._watch.wait(self._seen, max(0.0, timeout - max(0.0, pause))):
             # Somebody has committed: what was known about empty queues is out of date.
             self._seen = self._watch.version()
-            self._own_news, self._has_written = self._has_written, False
+            self._news_of_others, self._has_written = not self._has_written, False
             self._forget_the_empty()
 
     def _forget_the_empty(self) -> None:
@@ -530,7 +526,7 @@ class Worker:
         if held:
             signals.emit(signals.worker_gave_back, job_ids=[run.job.id for run in held], reason=reason)
             for run in held:
-                self._cut_off(run)
+                self._threads.cut_off(run)
         self._upkeep.end()
         signals.flush()
         work = Work(endings=[*self._unwritten, *((run, RELEASE) for run in held)])
@@ -543,4 +539,20 @@ class Worker:
             signals.emit(signals.database_trouble, doing="giving jobs back", error=error, pause=0.0)
 
 
+def _open_watch(alias: str) -> Watch:
+    """A watch, as soon as it can be had: that others shut everybody out for a while is no reason to end."""
+    patience = Patience("starting", alias)
+    while True:
+        try:
+            watch = Watch(alias)
+        except DatabaseError as error:
+            if not is_contention(alias, error):
+                raise
+            _sleep(patience.after(error))
+        else:
+            patience.reset()
+            return watch
+
+
+_sleep = time.sleep
 _NEVER = 2**63 - 1
