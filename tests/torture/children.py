@@ -153,4 +153,5 @@ def _is_expected(child: Child) -> bool:
     if signal.SIGTERM not in child.sent:
         return False
     # Before its signal handler is there, a process ends by the signal. 1: a worker's grace was over, or a second came.
-    return code in (0, -signal.SIGTERM) or (code == 1 and "worker stopping" in text)
+    cut_off = "worker stopping" in text or "cut off at a second signal" in text
+    return code in (0, -signal.SIGTERM) or (code == 1 and cut_off)
