@@ -13,7 +13,7 @@ from django.db.backends.sqlite3.base import DatabaseWrapper
 
 from django_alkstore import conf, registry
 from django_alkstore.dialects.sqlite import MINIMUM_VERSION
-from django_alkstore.dialects.transactions import resolve_alias
+from django_alkstore.dialects.transactions import is_contention, resolve_alias
 
 MINIMUM_BUSY_TIMEOUT = 5.0
 """Seconds. Below this a writer in line gives up while others do nothing wrong."""
@@ -107,6 +107,8 @@ def _check_options(connection: DatabaseWrapper) -> Iterator[CheckMessage]:
     try:
         journal, timeout = _effective_pragmas(connection)
     except DatabaseError as error:
+        if is_contention(alias, error):
+            return  # somebody is at work in it: that says nothing against it
         yield Warning(
             f"The database {alias!r} cannot be read: {error}.",
             hint="Is the file a database, and may this user read and write it, and the folder that it is in?",
