@@ -30,7 +30,7 @@ from django_alkstore.services.schedules import Ticked, soonest, tick_step
 LEADERSHIP_TTL = 10.0
 RENEW_EVERY = 2.0
 LONGEST_SLEEP = 60.0
-STOP_NOTICED_WITHIN = 0.25
+STOP_NOTICED_WITHIN = 0.35
 """Seconds between looks at the caller's stop event."""
 SETTLE = 0.1
 """Seconds between two looks at the schedules while others keep committing."""
