@@ -52,7 +52,7 @@ INSTANT = 0.002
 RENEWALS_PER_LEASE = 3
 LONGEST_WAIT = 0.1
 """Seconds that a round waits in line for the writer lock, before signals and time limits are looked after again."""
-SETTLE = 0.02
+SETTLE = 0.025
 """Seconds after a look for work that found none, while others commit, until the next; at least."""
 LOOKING_SHARE = 25
 """And at least so many times as long as the look took, however many queues there are."""
