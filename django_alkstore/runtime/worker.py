@@ -52,6 +52,8 @@ INSTANT = 0.002
 RENEWALS_PER_LEASE = 3
 LONGEST_WAIT = 0.1
 """Seconds that a round waits in line for the writer lock, before signals and time limits are looked after again."""
+FILE_INTERVAL = 1.0
+"""Seconds."""
 SETTLE = 0.025
 """Seconds after a look for work that found none, while others commit, until the next; at least."""
 LOOKING_SHARE = 25
@@ -128,6 +130,7 @@ class Worker:
         """The database's version before anything was learnt that `_due` still says."""
         self._look_again_at = 0.0
         """Not before this moment are queues that were found empty looked at again."""
+        self._file_due_at = 0.0
         self._has_written = False
         self._news_of_others = False
         """Has somebody committed, and not this loop itself, since the last look for work?"""
@@ -441,7 +444,7 @@ class Worker:
                 self._wait_for_news(timeout)
             else:
                 self._watch.wait_for_bell(timeout)
-                self._watch.version()  # is the file still there?
+                self._look_at_the_file()
         self._threads.quiet = False
         if not self._threads.any_ended():
             self._threads.call_next()
@@ -456,6 +459,13 @@ class Worker:
             self._seen = self._watch.version()
             self._news_of_others, self._has_written = not self._has_written, False
             self._forget_the_empty()
+
+    def _look_at_the_file(self) -> None:
+        """Is it still there? One that waits for news looks anyway; this is for a loop that has its hands full."""
+        now = clock.monotonic()
+        if now >= self._file_due_at:
+            self._file_due_at = now + FILE_INTERVAL
+            self._watch.version()
 
     def _forget_the_empty(self) -> None:
         now = clock.now_us()
