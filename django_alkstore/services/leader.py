@@ -14,6 +14,7 @@ import os
 import threading
 
 from django.db import DatabaseError, connections
+from django.db.models import QuerySet
 
 from django_alkstore import clock, names, signals
 from django_alkstore.clock import SECOND, from_us
@@ -67,11 +68,21 @@ def _lead(alias: str, leadership: LockHandle, watch: Watch, stop: threading.Even
 
 
 def _resign(leadership: LockHandle) -> None:
-    """Free the leadership if it is still ours. Where even that cannot be written, it lapses by itself."""
+    """Free the leadership if nobody has taken it since. Where even that cannot be written, it lapses by itself.
+
+    By its token and owner, as it is renewed: one that ran out while others held the writer lock is no use to anybody.
+    """
     try:
-        leadership.release()
+        write_transaction(leadership.using, lambda _: _term(leadership).delete())
     except DatabaseError as error:
         signals.emit(signals.database_trouble, doing="freeing the leadership", error=error, pause=LEADERSHIP_TTL)
+
+
+def _term(leadership: LockHandle) -> QuerySet[Lock]:
+    """The leadership's row, as long as it is this holder's."""
+    return Lock.objects.using(leadership.using).filter(
+        name=leadership.name, token=leadership.token or 0, owner=leadership.owner
+    )
 
 
 class _Leader:
@@ -110,10 +121,8 @@ class _Leader:
         ticked.announce()
 
     def _renew(self, now: int) -> bool:
-        term = Lock.objects.using(self.alias).filter(
-            name=names.LEADERSHIP_LOCK, token=self.leadership.token or 0, owner=self.leadership.owner
-        )
-        return term.update(expires_at=from_us(now + round(LEADERSHIP_TTL * SECOND))) == 1
+        ends = from_us(now + round(LEADERSHIP_TTL * SECOND))
+        return _term(self.leadership).update(expires_at=ends) == 1
 
     def _soonest_us(self) -> int | None:
         moment = soonest(using=self.alias)

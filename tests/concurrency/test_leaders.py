@@ -13,6 +13,7 @@ from django_alkstore import clock, names
 from django_alkstore.models import Job, Lock, Schedule
 from django_alkstore.services import schedule, soonest
 from django_alkstore.services.locks import LockHandle
+from tests.ledger.tools import freeze
 from tests.processes import Process, wait_until
 
 Start = Callable[..., Process]
@@ -107,22 +108,6 @@ def writer_lock(mode: str) -> Iterator[None]:
         raw.execute("ROLLBACK")
     finally:
         raw.close()
-
-
-def freeze(process: Process) -> None:
-    """SIGSTOP, at a moment at which it holds no lock on the file."""
-    while True:
-        process.signal(signal.SIGSTOP)
-        raw = sqlite3.connect(connection.settings_dict["NAME"], timeout=0.2, isolation_level=None)
-        try:
-            raw.execute("BEGIN EXCLUSIVE")
-            raw.execute("ROLLBACK")
-        except sqlite3.OperationalError:
-            process.signal(signal.SIGCONT)
-        else:
-            return
-        finally:
-            raw.close()
 
 
 # Declaring

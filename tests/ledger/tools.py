@@ -1,6 +1,7 @@
 """What the worker tests share: the test database seen from outside, and settings for one child."""
 
 import json
+import signal
 import sqlite3
 from collections.abc import Iterator
 from contextlib import closing, contextmanager
@@ -11,7 +12,7 @@ from django.db import connections
 from django_alkstore import clock
 from django_alkstore.models import Job
 from django_alkstore.services import get_job
-from tests.processes import wait_until
+from tests.processes import Process, wait_until
 
 
 def database() -> str:
@@ -92,3 +93,19 @@ def _most_claimed() -> int:
     with connections["default"].cursor() as cursor:
         cursor.execute("SELECT max(held) FROM claims_seen")
         return int(cursor.fetchone()[0])
+
+
+def freeze(process: Process) -> None:
+    """SIGSTOP, at a moment at which it holds no lock on the file."""
+    while True:
+        process.signal(signal.SIGSTOP)
+        raw = sqlite3.connect(database(), timeout=0.2, isolation_level=None)
+        try:
+            raw.execute("BEGIN EXCLUSIVE")
+            raw.execute("ROLLBACK")
+        except sqlite3.OperationalError:
+            process.signal(signal.SIGCONT)
+        else:
+            return
+        finally:
+            raw.close()

@@ -13,7 +13,7 @@ from django_alkstore import clock
 from django_alkstore.models import Job
 from django_alkstore.services import enqueue, schedule, sweep
 from tests.ledger.models import Entry
-from tests.ledger.tools import database, row, wait_for_state, wait_past, writer_lock
+from tests.ledger.tools import database, freeze, row, wait_for_state, wait_past, writer_lock
 from tests.processes import Process, wait_until
 
 pytestmark = pytest.mark.django_db(transaction=True)
@@ -94,7 +94,7 @@ def test_an_ack_that_comes_after_another_has_put_the_lapse_right_changes_nothing
     job = enqueue("wait", str(open_end), visibility_timeout=1, max_attempts=1)
     process = start("run_queue", "wait", **IMPATIENT)
     process.wait_for(f"running {job.pk}")
-    process.signal(signal.SIGSTOP)
+    freeze(process)
     wait_past(row(job.pk).lease_expires_at)
     assert sweep() == 1
     open_end.touch()
