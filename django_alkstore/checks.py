@@ -14,9 +14,7 @@ from django.db.backends.sqlite3.base import DatabaseWrapper
 from django_alkstore import conf, registry
 from django_alkstore.dialects.sqlite import MINIMUM_VERSION
 from django_alkstore.dialects.transactions import is_contention, resolve_alias
-
-MINIMUM_BUSY_TIMEOUT = 5.0
-"""Seconds. Below this a writer in line gives up while others do nothing wrong."""
+from django_alkstore.dialects.vitals import ENOUGH_TIMEOUT
 
 _OPTIONS_HINT = (
     "In DATABASES[{alias!r}]['OPTIONS'] set: 'transaction_mode': 'IMMEDIATE', 'timeout': 20, "
@@ -121,9 +119,9 @@ def _check_options(connection: DatabaseWrapper) -> Iterator[CheckMessage]:
             hint=f"{hint} A network file system cannot hold a WAL database; move the file to a local disk.",
             id="alkstore.W002",
         )
-    if timeout < MINIMUM_BUSY_TIMEOUT:
+    if timeout < ENOUGH_TIMEOUT:
         yield Warning(
-            f"The busy timeout of the database {alias!r} is {timeout:g} s, below {MINIMUM_BUSY_TIMEOUT:g} s.",
+            f"The busy timeout of the database {alias!r} is {timeout:g} s, below {ENOUGH_TIMEOUT:g} s.",
             hint=f"{hint} (Inside OPTIONS, not beside it.)",
             id="alkstore.W004",
         )

@@ -80,7 +80,7 @@ def get_or_enqueue(
         raise InvalidOption("get_or_enqueue needs a unique_key")
     keyed: dict[str, Any] = {**options, "unique_key": unique_key}
     job = _new_job(queue, payload, keyed, settings)
-    stored = decode_payload(job.payload) if settings.json_encoder else as_read(payload, job.payload)
+    stored = _as_stored(payload, job, settings)
 
     def get_or_insert(db: Operations) -> tuple[Job, bool]:
         job_id = db.insert_job(job)
@@ -103,7 +103,7 @@ def add(
     job = _new_job(queue, payload, options, settings)
     if schedule is not None:
         job = job._replace(schedule=schedule)
-    stored = decode_payload(job.payload) if settings.json_encoder else as_read(payload, job.payload)
+    stored = _as_stored(payload, job, settings)
     if job.unique_key is None:
         job_id = write_statement(alias, lambda db: db.insert_job(job))
         assert job_id is not None, "only a unique key or a boundary can be taken"
@@ -132,6 +132,11 @@ def _holder(db: Operations, queue: str, unique_key: str) -> int:
 
 def _new_job(queue: str, payload: Any, options: Mapping[str, Any], settings: Settings) -> NewJob:
     return stamp(queue, encode(payload, settings), options, settings.defaults_for(queue), clock.now_us())
+
+
+def _as_stored(payload: Any, job: NewJob, settings: Settings) -> Any:
+    """The payload as it will be read. An encoder of the project's own may have changed anything."""
+    return decode_payload(job.payload) if settings.json_encoder else as_read(payload, job.payload)
 
 
 def _encode_item(index: int, payload: Any, settings: Settings) -> str:
