@@ -283,17 +283,22 @@ class DataVersion:
         file, now = self._file, _identity(self._file)
         if file is None or now is None:
             raise DatabaseReplaced(f"the database file {file} is gone")
-        if not all(self._keeps_out(file) for _ in range(5)):  # once may have been somebody else's writing
+        answers = {self._keeps_out(file) for _ in range(5)}  # one alone may have been somebody else's writing
+        if False in answers:
             raise DatabaseReplaced(f"the database file {file} has been replaced by another")
-        self._identity = now
+        if None not in answers:
+            self._identity = now
 
-    def _keeps_out(self, file: str) -> bool:
-        """Does our taking the writer lock keep a new connection to this file from it? Then it is the same file."""
+    def _keeps_out(self, file: str) -> bool | None:
+        """Does our taking the writer lock keep a new connection to this file from it? Then it is the same file.
+
+        `None` where we did not get the lock ourselves: it is asked again.
+        """
         with closing(sqlite3.connect(file, timeout=0, isolation_level=None)) as other:
             try:
                 self._raw.execute("BEGIN IMMEDIATE")
             except sqlite3.OperationalError as error:
-                return error.sqlite_errorcode & 0xFF == sqlite3.SQLITE_BUSY  # not known: it is asked again
+                return None if error.sqlite_errorcode & 0xFF == sqlite3.SQLITE_BUSY else False
             try:
                 other.execute("BEGIN IMMEDIATE")
             except sqlite3.OperationalError as error:
