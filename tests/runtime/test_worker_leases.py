@@ -11,7 +11,7 @@ from django_alkstore import clock
 from django_alkstore.models import Job
 from django_alkstore.services import cancel, enqueue, enqueue_many
 from tests.ledger.models import Entry
-from tests.ledger.tools import row, state, wait_for_state, wait_past
+from tests.ledger.tools import freeze, row, state, wait_for_state, wait_past
 from tests.processes import Process, wait_until
 
 pytestmark = pytest.mark.django_db(transaction=True)
@@ -154,7 +154,7 @@ def test_f021_a_worker_that_was_stopped_past_its_lease_changes_nothing_and_says_
     job = enqueue("wait", str(open_end), visibility_timeout=1)
     first = start("run_queue", "wait")
     first.wait_for(f"running {job.pk}")
-    first.signal(signal.SIGSTOP)
+    freeze(first)
     second = start("run_queue", "wait")
     second.wait_for(f"running {job.pk}")
     open_end.touch()
