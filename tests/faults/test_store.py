@@ -235,6 +235,21 @@ def damaged(store: Store) -> Iterator[None]:
                 file.write(content)
 
 
+@contextmanager
+def damaged_header(store: Store) -> Iterator[None]:
+    """The first page is overwritten for the length of the block, in rollback-journal mode."""
+    with store.raw() as raw, store.path.open("r+b", buffering=0) as file:
+        # While nobody is in a transaction, whose commit would write the page as it was.
+        raw.execute("BEGIN EXCLUSIVE")
+        header = file.read(4_096)
+        file.seek(0)
+        file.write(b"\xff" * 4_096)
+        raw.execute("ROLLBACK")
+        yield
+        file.seek(0)
+        file.write(header)
+
+
 def commit(store: Store) -> None:
     """Another's commit, so that all who have the pages in memory read them again."""
     with store.raw() as raw:
@@ -295,13 +310,8 @@ def test_a_running_command_whose_file_s_header_is_damaged_says_so_and_goes_on_wh
         raw.execute("PRAGMA journal_mode = DELETE")
     process = store.start(*command, ALKSTORE_TEST_JOURNAL="delete")
     process.wait_for("fired often" if command == ("run_schedules",) else "worker started")
-    with store.path.open("r+b", buffering=0) as file:
-        header = file.read(4_096)
-        file.seek(0)
-        file.write(b"\xff" * 4_096)
+    with damaged_header(store):
         process.wait_for(TROUBLE, 2)
-        file.seek(0)
-        file.write(header)
     process.wait_for("database is back")
     assert "not a database" in process.output
     assert "Traceback" not in process.output
