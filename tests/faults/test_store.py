@@ -11,12 +11,15 @@ import sqlite3
 from collections.abc import Callable, Iterator
 from contextlib import closing, contextmanager
 from pathlib import Path
+from typing import Any
 
 import pytest
-from django.db import DatabaseError, OperationalError, connection
+from django.db import DatabaseError, OperationalError, connection, connections
 
 from django_alkstore import services
 from django_alkstore.clock import ManualClock
+from django_alkstore.dialects import dialect_of, sqlite
+from django_alkstore.dialects.base import Change, DatabaseReplaced
 from django_alkstore.models import Job
 from django_alkstore.services.patience import Patience
 from tests.faults.tools import ALIAS, TROUBLE, UNDER, Store, everything, integrity, minds_permissions
@@ -205,6 +208,83 @@ def test_a_worker_whose_file_is_deleted_ends_with_a_status_of_its_own(store: Sto
     assert process.wait() == 5
     assert "is gone" in process.output
     assert "Traceback" not in process.output
+
+
+@pytest.fixture
+def change(store: Store) -> Iterator[Change]:
+    """What tells a runtime of commits, on the store."""
+    found = dialect_of(connections[ALIAS]).change(ALIAS)
+    yield found
+    found.close()
+
+
+def test_f075_a_replacement_is_noticed_though_somebody_is_writing_to_the_new_file(store: Store, change: Change) -> None:
+    put_another_in_its_place(store)
+    with store.raw() as raw:
+        raw.execute("BEGIN IMMEDIATE")
+        change.version()
+        raw.execute("ROLLBACK")
+    with pytest.raises(DatabaseReplaced, match="replaced by another"):
+        change.version()
+
+
+@pytest.mark.parametrize("what", ["no database", "a folder"])
+def test_f075_what_can_not_be_opened_as_a_database_is_another_file(store: Store, change: Change, what: str) -> None:
+    store.path.unlink()
+    if what == "a folder":
+        store.path.mkdir()
+    else:
+        store.path.write_bytes(b"this is no database" * 1_000)
+    with pytest.raises(DatabaseReplaced, match="replaced by another"):
+        change.version()
+
+
+def test_f075_a_file_that_is_deleted_while_it_is_looked_at_is_gone_and_not_made_anew(
+    store: Store, change: Change, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    connect = sqlite3.connect
+
+    def too_late(*args: Any, **options: Any) -> sqlite3.Connection:
+        store.path.unlink(missing_ok=True)
+        return connect(*args, **options)
+
+    put_another_in_its_place(store)
+    with monkeypatch.context() as patch:
+        patch.setattr(sqlite3, "connect", too_late)
+        with pytest.raises(DatabaseReplaced, match="is gone"):
+            change.version()
+    assert not store.path.exists()
+
+
+@pytest.mark.parametrize("name", ["db.sqlite3", "a ?b#c%41&mode=memory.sqlite3"])
+def test_a_file_whose_number_alone_has_changed_is_the_same_file(
+    store: Store, monkeypatch: pytest.MonkeyPatch, name: str
+) -> None:
+    store.reopen()
+    path = store.path.with_name(name)
+    store.path.rename(path)
+    monkeypatch.setitem(connections[ALIAS].settings_dict, "NAME", path)
+    with closing(dialect_of(connections[ALIAS]).change(ALIAS)) as change:
+        seen = change.version()
+        monkeypatch.setattr(sqlite, "_identity", lambda file: (0, len(file)))
+        assert change.version() == seen
+        connect = sqlite3.connect
+        monkeypatch.setattr(sqlite3, "connect", lambda *args, **options: pytest.fail("it is asked once"))
+        assert change.version() == seen
+        monkeypatch.setattr(sqlite3, "connect", connect)
+
+
+def test_a_folder_that_may_not_be_looked_into_for_a_while_replaces_nothing(
+    store: Store, change: Change, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refuse(path: object) -> None:
+        raise PermissionError(path)
+
+    seen = change.version()
+    with monkeypatch.context() as patch:
+        patch.setattr(os, "stat", refuse)
+        assert change.version() == seen
+    assert change.version() == seen
 
 
 # Damaged
