@@ -6,7 +6,6 @@ service past the busy timeout).
 """
 
 import os
-import re
 import sqlite3
 from collections.abc import Callable, Iterator
 from contextlib import closing, contextmanager
@@ -22,7 +21,7 @@ from django_alkstore.dialects import dialect_of, sqlite
 from django_alkstore.dialects.base import Change, DatabaseReplaced
 from django_alkstore.models import Job
 from django_alkstore.services.patience import Patience
-from tests.faults.tools import ALIAS, TROUBLE, UNDER, Store, everything, integrity, minds_permissions
+from tests.faults.tools import ALIAS, TROUBLE, UNDER, Store, everything, integrity, minds_permissions, pauses
 from tests.processes import Process, wait_until
 
 pytestmark = pytest.mark.django_db(transaction=True, databases=["default", "other"])
@@ -86,10 +85,6 @@ def test_every_service_raises_on_a_read_only_file_and_changes_nothing() -> None:
         assert services.get_job(ids[0]) is not None
     assert everything() == before
     assert handles[0].ack()
-
-
-def pauses(process: Process) -> list[float]:
-    return [float(found[1]) for line in process.lines if (found := re.search(r"again in ([\d.]+) s", line))]
 
 
 @pytest.mark.parametrize("command", [("run_queue", "noop"), ("run_schedules",)], ids=["worker", "scheduler"])
