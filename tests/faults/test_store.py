@@ -7,6 +7,7 @@ service past the busy timeout).
 
 import os
 import sqlite3
+import threading
 from collections.abc import Callable, Iterator
 from contextlib import closing, contextmanager
 from pathlib import Path
@@ -15,12 +16,21 @@ from typing import Any
 import pytest
 from django.db import DatabaseError, OperationalError, connection, connections
 
-from django_alkstore import services
+from django_alkstore import services, signals
 from django_alkstore.clock import ManualClock
-from django_alkstore.dialects import dialect_of, sqlite
+from django_alkstore.dialects import dialect_of, sqlite, transactions
 from django_alkstore.dialects.base import Change, DatabaseReplaced
+from django_alkstore.dialects.watch import Watch
 from django_alkstore.models import Job
-from django_alkstore.services.patience import Patience
+from django_alkstore.runtime.loop import chosen
+from django_alkstore.runtime.scheduler import schedule_until
+from django_alkstore.runtime.worker import SETTLE, Worker
+from django_alkstore.services.patience import (
+    LONGEST_CONTENTION_PAUSE,
+    LONGEST_FAULT_PAUSE,
+    LONGEST_QUIET,
+    Patience,
+)
 from tests.faults.tools import ALIAS, TROUBLE, UNDER, Store, everything, integrity, minds_permissions, pauses
 from tests.processes import Process, wait_until
 
@@ -421,6 +431,105 @@ def test_a_lock_that_stays_is_not_said_at_each_try(clock: ManualClock, caplog: p
         assert 2 <= tries <= 10
         patience.reset()
     assert [record.getMessage() for record in caplog.records[tries:]] == ["database is back: working"]
+
+
+# How often it is tried
+
+
+LONG = 600
+"""Seconds that a fault lasts."""
+
+
+class Hurried(threading.Event):
+    """Waiting for it takes no time, and the clock says that it did."""
+
+    def __init__(self, clock: ManualClock) -> None:
+        super().__init__()
+        self._clock = clock
+
+    def wait(self, timeout: float | None = None) -> bool:
+        self._clock.advance(timeout or 0.0)
+        return self.is_set()
+
+
+class Refusals:
+    """A wrapper of execution: once it is `on`, each statement fails; after `LONG` seconds `over` is called."""
+
+    def __init__(self, clock: ManualClock, code: int, over: Callable[[], object]) -> None:
+        self.count = 0
+        self.on = True
+        self._clock = clock
+        self._over = over
+        self._ends = clock.monotonic() + LONG
+        self._cause = sqlite3.OperationalError()
+        self._cause.sqlite_errorcode = code
+
+    def __call__(self, execute: Any, sql: str, params: Any, many: bool, context: Any) -> Any:
+        if not self.on:
+            return execute(sql, params, many, context)
+        self.count += 1
+        if self._clock.monotonic() >= self._ends:
+            self._over()
+        raise OperationalError("refused") from self._cause
+
+
+@pytest.fixture
+def hurried(clock: ManualClock, monkeypatch: pytest.MonkeyPatch) -> Hurried:
+    """Lets the runtime's waits take no time, except for handlers. A busy database says so at once."""
+    event = Hurried(clock)
+    monkeypatch.setattr(Watch, "wait", lambda self, seen, timeout: event.wait(timeout))
+    monkeypatch.setattr(Watch, "wait_for_bell", lambda self, timeout: event.wait(timeout))
+    monkeypatch.setattr(transactions, "longest_wait", lambda connection: 0.0)
+    return event
+
+
+LASTING = pytest.mark.parametrize(
+    ("code", "longest"),
+    [(sqlite3.SQLITE_FULL, LONGEST_FAULT_PAUSE), (sqlite3.SQLITE_BUSY, LONGEST_CONTENTION_PAUSE)],
+    ids=["a full disk", "a locked file"],
+)
+"""What may last, and the longest pause between two tries. The pauses before it are half as long each."""
+GROWING = 10
+"""Tries, and lines, before the pauses have grown to their longest."""
+
+
+def lines_of_trouble(caplog: pytest.LogCaptureFixture) -> int:
+    return sum(TROUBLE in record.getMessage() for record in caplog.records)
+
+
+@LASTING
+def test_while_a_fault_lasts_a_worker_tries_as_often_as_the_pauses_say_and_says_so_once_a_minute(
+    clock: ManualClock, hurried: Hurried, caplog: pytest.LogCaptureFixture, code: int, longest: float
+) -> None:
+    worker = Worker("default", chosen(["noop"], outboxes=False))
+    refusals = Refusals(clock, code, over=lambda: worker.wind_down("that was long enough"))
+    with connection.execute_wrapper(refusals), caplog.at_level("WARNING", "django_alkstore"):
+        assert worker.run() == 0
+    # For the length of the busy timeout it stands in line, as any writer does.
+    in_line = transactions.busy_timeout("default") / SETTLE if code == sqlite3.SQLITE_BUSY else 0
+    assert LONG / longest <= refusals.count <= in_line + LONG / longest + GROWING
+    assert lines_of_trouble(caplog) <= LONG / LONGEST_QUIET + GROWING
+
+
+@LASTING
+@pytest.mark.parametrize("leads", [True, False], ids=["a leader", "one that would lead"])
+def test_while_a_fault_lasts_a_scheduler_tries_as_often_as_the_pauses_say_and_says_so_once_a_minute(
+    clock: ManualClock, hurried: Hurried, caplog: pytest.LogCaptureFixture, code: int, longest: float, leads: bool
+) -> None:
+    refusals = Refusals(clock, code, over=hurried.set)
+    refusals.on = not leads
+
+    def begin(**_: object) -> None:
+        refusals.on = True
+
+    signals.leader_elected.connect(begin)
+    try:
+        with connection.execute_wrapper(refusals), caplog.at_level("WARNING", "django_alkstore"):
+            assert schedule_until(hurried, "default") == 0
+    finally:
+        signals.leader_elected.disconnect(begin)
+    assert LONG / longest <= refusals.count <= LONG / longest + GROWING
+    assert lines_of_trouble(caplog) <= LONG / LONGEST_QUIET + GROWING
 
 
 # A reader that pins the WAL
