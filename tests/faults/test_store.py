@@ -11,7 +11,7 @@ import threading
 from collections.abc import Callable, Iterator
 from contextlib import closing, contextmanager
 from pathlib import Path
-from typing import Any
+from typing import Any, BinaryIO
 
 import pytest
 from django.db import DatabaseError, OperationalError, connection, connections
@@ -155,15 +155,21 @@ def test_f134_a_file_or_folder_made_read_only_is_an_error_to_the_caller_and_no_h
 # Gone, or another
 
 
-def put_another_in_its_place(store: Store) -> None:
-    """As a restore does that does not stop what is running."""
-    fresh = store.path.with_name("fresh.sqlite3")
-    with store.raw() as raw, closing(sqlite3.connect(fresh)) as copy:
+def backup(store: Store) -> Path:
+    """A copy of the file, in its folder."""
+    copied = store.path.with_name("copied")
+    with store.raw() as raw, closing(sqlite3.connect(copied)) as copy:
         raw.backup(copy)
     store.reopen()
+    return copied
+
+
+def put_another_in_its_place(store: Store) -> None:
+    """As a restore does that does not stop what is running."""
+    copied = backup(store)
     for suffix in ("-wal", "-shm"):
         Path(f"{store.path}{suffix}").unlink(missing_ok=True)
-    fresh.replace(store.path)
+    copied.replace(store.path)
 
 
 @pytest.mark.parametrize("command", [("run_queue", "noop"), ("run_alkstore",)], ids=["worker", "all"])
@@ -212,6 +218,21 @@ def test_a_worker_whose_file_is_deleted_ends_with_a_status_of_its_own(store: Sto
         path.unlink()
     assert process.wait() == 5
     assert "is gone" in process.output
+    assert "Traceback" not in process.output
+
+
+def test_a_scheduler_whose_file_is_deleted_says_so_and_goes_on_once_there_is_another(store: Store) -> None:
+    services.schedule("often", "@every 1s", "mail", using=ALIAS)
+    copied = backup(store).rename(store.path.parent.with_name("copied"))
+    process = store.start("run_schedules")
+    process.wait_for("fired often")
+    for path in store.path.parent.iterdir():
+        path.unlink(missing_ok=True)
+    process.wait_for("is gone")
+    process.wait_for(TROUBLE, 2)
+    fired = process.output.count("fired often")
+    copied.replace(store.path)
+    process.wait_for("fired often", fired + 2)
     assert "Traceback" not in process.output
 
 
@@ -320,19 +341,27 @@ def damaged(store: Store) -> Iterator[None]:
                 file.write(content)
 
 
+def overwrite_header(file: BinaryIO) -> None:
+    file.write(b"\xff" * 4_096)
+
+
+def cut_off(file: BinaryIO) -> None:
+    file.truncate(3 * 4_096)
+
+
 @contextmanager
-def damaged_header(store: Store) -> Iterator[None]:
-    """The first page is overwritten for the length of the block, in rollback-journal mode."""
+def spoilt(store: Store, spoil: Callable[[BinaryIO], object]) -> Iterator[None]:
+    """The file is spoilt from its beginning on for the length of the block, in rollback-journal mode."""
     with store.raw() as raw, store.path.open("r+b", buffering=0) as file:
-        # While nobody is in a transaction, whose commit would write the page as it was.
+        # While nobody is in a transaction, whose commit would write the first page as it was.
         raw.execute("BEGIN EXCLUSIVE")
-        header = file.read(4_096)
+        whole = file.read()
         file.seek(0)
-        file.write(b"\xff" * 4_096)
+        spoil(file)
         raw.execute("ROLLBACK")
         yield
         file.seek(0)
-        file.write(header)
+        file.write(whole)
 
 
 def commit(store: Store) -> None:
@@ -385,8 +414,9 @@ def test_a_worker_does_not_start_on_a_damaged_table_and_says_why(store: Store) -
 
 
 @pytest.mark.parametrize("command", [("run_queue", "noop"), ("run_schedules",)], ids=["worker", "scheduler"])
-def test_a_running_command_whose_file_s_header_is_damaged_says_so_and_goes_on_where_it_is_mended(
-    store: Store, command: tuple[str, ...]
+@pytest.mark.parametrize(("spoil", "said"), [(overwrite_header, "not a database"), (cut_off, "malformed")])
+def test_a_running_command_whose_file_is_spoilt_says_so_and_goes_on_where_it_is_mended(
+    store: Store, command: tuple[str, ...], spoil: Callable[[BinaryIO], object], said: str
 ) -> None:
     """In rollback-journal mode, where each look at the database reads the header anew."""
     services.schedule("often", "@every 1s", "noop", using=ALIAS)
@@ -395,10 +425,10 @@ def test_a_running_command_whose_file_s_header_is_damaged_says_so_and_goes_on_wh
         raw.execute("PRAGMA journal_mode = DELETE")
     process = store.start(*command, ALKSTORE_TEST_JOURNAL="delete")
     process.wait_for("fired often" if command == ("run_schedules",) else "worker started")
-    with damaged_header(store):
+    with spoilt(store, spoil):
         process.wait_for(TROUBLE, 2)
     process.wait_for("database is back")
-    assert "not a database" in process.output
+    assert said in process.output
     assert "Traceback" not in process.output
     assert process.popen.poll() is None
     assert integrity(store.path) == "ok"
