@@ -51,7 +51,8 @@ def small_disk(transactional_db: None, tmp_path: Path, monkeypatch: pytest.Monke
         [mount, "-t", "tmpfs", "-o", "size=2m", "tmpfs", str(folder)], capture_output=True, text=True, check=False
     )
     if mounted.returncode:
-        pytest.skip(f"no tmpfs can be mounted: {mounted.stderr.partition(chr(10))[0]}")
+        reason, *_ = mounted.stderr.splitlines() or ["mount does not say why"]
+        pytest.skip(f"no tmpfs can be mounted: {reason}")
     try:
         with store_in(folder, monkeypatch) as made:
             yield SmallDisk(made)
