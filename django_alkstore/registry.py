@@ -10,7 +10,6 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from importlib import import_module
-from inspect import iscoroutinefunction
 from typing import Any, TypeVar
 
 from django.apps import apps
@@ -47,11 +46,6 @@ class Registration:
     def name(self) -> str:
         """As the project names it: the queue, or the outbox."""
         return outbox_of(self.queue) or self.queue
-
-    @property
-    def is_async(self) -> bool:
-        """Is it known to be, before it is called?"""
-        return iscoroutinefunction(self.target) or iscoroutinefunction(getattr(self.target, "__call__", None))  # noqa: B004
 
     @property
     def is_outbox(self) -> bool:
