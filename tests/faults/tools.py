@@ -42,14 +42,14 @@ from datetime import timedelta
 from pathlib import Path
 from django.core.management import call_command
 from django_alkstore import clock
-from django_alkstore.runtime import worker
+from django_alkstore.runtime import rounds
 shift = Path(sys.argv[1])
 
 class Shifted(clock.SystemClock):
     def now(self):
         return super().now() + timedelta(seconds=float(shift.read_text()))
 
-worker.LONGEST_SLEEP = 1.0  # after that it looks at the clock again; by itself a minute
+rounds.LONGEST_SLEEP = 1.0  # after that it looks at the clock again; by itself a minute
 clock._clock = Shifted()
 call_command(*sys.argv[2:])
 """
