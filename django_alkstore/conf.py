@@ -9,6 +9,7 @@ from typing import Any, NamedTuple
 
 from django.conf import settings as django_settings
 from django.core.exceptions import ImproperlyConfigured
+from django.utils.functional import empty
 from django.utils.module_loading import import_string
 
 from django_alkstore.durations import seconds
@@ -141,10 +142,9 @@ def problems(raw: object) -> Iterator[str]:
 
 
 def raw_setting() -> object:
-    if not django_settings.configured:
-        return getattr(django_settings, "ALKSTORE", _NOTHING)
     # Past the lazy object, which makes an exception of each question for a setting that is not there.
-    return getattr(django_settings._wrapped, "ALKSTORE", _NOTHING)  # type: ignore[misc]
+    holder = django_settings._wrapped  # type: ignore[misc]
+    return getattr(django_settings if holder is empty else holder, "ALKSTORE", _NOTHING)
 
 
 _NOTHING: dict[str, Any] = {}

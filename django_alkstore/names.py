@@ -66,6 +66,7 @@ def queue_of_sign(name: str) -> str | None:
     return name.removeprefix(SIGN_PREFIX).partition(":")[2] if name.startswith(SIGN_PREFIX) else None
 
 
+@lru_cache(maxsize=1024)
 def describe_queue(queue: str) -> str:
     """A queue as people name it: `queue mail`, `outbox webhooks`."""
     outbox = outbox_of(queue)

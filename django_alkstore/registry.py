@@ -9,7 +9,6 @@ import traceback
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from importlib import import_module
-from inspect import iscoroutinefunction
 from typing import Any, NamedTuple, TypeVar
 
 from django.apps import apps
@@ -45,11 +44,6 @@ class Registration(NamedTuple):
     def name(self) -> str:
         """As the project names it: the queue, or the outbox."""
         return outbox_of(self.queue) or self.queue
-
-    @property
-    def is_async(self) -> bool:
-        """Is it known to be, before it is called?"""
-        return iscoroutinefunction(self.target) or iscoroutinefunction(getattr(self.target, "__call__", None))  # noqa: B004
 
     @property
     def is_outbox(self) -> bool:

@@ -9,6 +9,7 @@ of the project's own), they go through Django's, and are seen.
 
 import re
 import sqlite3
+from asyncio import _get_running_loop
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from functools import lru_cache
@@ -70,10 +71,11 @@ class DirectCursor:
     def __init__(self, connection: BaseDatabaseWrapper) -> None:
         connection.validate_thread_sharing()
         connection.close_if_health_check_failed()
-        connection.ensure_connection()  # refuses inside a running event loop
+        if connection.connection is None or _get_running_loop() is not None:
+            connection.ensure_connection()  # refuses inside a running event loop, if there is no leave
         connection.validate_no_broken_transaction()
         self._connection = connection
-        self._cursor = connection.connection.cursor()
+        self._cursor: sqlite3.Cursor = connection.connection.cursor()
 
     def __enter__(self) -> Self:
         return self
@@ -85,11 +87,11 @@ class DirectCursor:
 
     @property
     def rowcount(self) -> int:
-        return int(self._cursor.rowcount)
+        return self._cursor.rowcount
 
     @property
     def lastrowid(self) -> int | None:
-        return int(self._cursor.lastrowid)
+        return self._cursor.lastrowid
 
     def execute(self, text: str, params: Params = (), /) -> Any:
         try:
@@ -133,7 +135,7 @@ class DirectCursor:
 
     def fetchall(self) -> list[Any]:
         try:
-            return self._cursor.fetchall()  # type: ignore[no-any-return]
+            return self._cursor.fetchall()
         except sqlite3.Error:
             self._raise_as_django()
 

@@ -322,7 +322,7 @@ class SQLiteOperations(Operations):
     """The operations in SQLite's SQL."""
 
     def insert_job(self, job: NewJob) -> int | None:
-        self.cursor.execute(INSERT_JOB, job)
+        self.cursor.execute(INSERT_JOB, tuple(job))  # the driver is slower with a named one
         return self.cursor.lastrowid if self.cursor.rowcount == 1 else None
 
     def insert_jobs(self, jobs: Sequence[tuple[Any, ...]]) -> list[int]:

@@ -1,43 +1,90 @@
-"""An event loop for a handler's thread, for as long as the thread lives.
+"""An event loop in a handler's own thread.
 
-`async_to_sync` makes a thread and a loop for each call, which costs more than most of a worker's round. Called
-in a thread that a loop waits for by `sync_to_async`, it uses that loop; and what the coroutine hands to
-`sync_to_async` in its turn (each query of the ORM) still runs in the calling thread, on its connection. So each
-handler's thread has a loop of its own beside it: one that blocks its loop holds up no other.
+`async_to_sync` makes a thread and a loop for each call, and handing a coroutine to a loop in another thread costs
+two switches: both more than a short job. So each handler's thread runs its coroutines itself, one job at a time.
+What they hand to `sync_to_async` (each query of the ORM) runs in one thread that is kept for it, whose connections
+stay open between jobs as the handler's own do.
 """
 
 import asyncio
-import threading
-from collections.abc import Callable
-from concurrent.futures import Executor, Future, ThreadPoolExecutor
-from typing import Any, cast
+import contextvars
+from collections.abc import Awaitable, Callable, Coroutine
+from concurrent.futures import Executor
+from typing import Any, TypeVar, TypeVarTuple, Unpack
 
-from asgiref.sync import sync_to_async
+from asgiref.sync import ThreadSensitiveContext, sync_to_async
 
+from django_alkstore.services.handles import cancelled
 
-def hosted(work: Callable[[], None], name: str) -> None:
-    """Run `work` to its end in a thread of this name, with a loop in this thread at its service."""
-    # It asks for a pool and uses what every executor has; a pool's threads would keep the process from ending.
-    executor = cast("ThreadPoolExecutor", _DaemonThread(name))
-    asyncio.run(sync_to_async(work, thread_sensitive=False, executor=executor)())
+T = TypeVar("T")
+Ts = TypeVarTuple("Ts")
 
 
-class _DaemonThread(Executor):
-    """Runs what it is given in a new thread, which does not keep the process from ending."""
+class Host:
+    """Runs coroutines in the thread that it is used in. What that takes is made when it is first needed."""
 
-    def __init__(self, name: str) -> None:
-        self._name = name
+    def __init__(self) -> None:
+        self._runner: asyncio.Runner | None = None
+        self._loop: _Loop
+        self._context: contextvars.Context
+        self._threads: ThreadSensitiveContext
 
-    def submit(self, call: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Future[Any]:
-        future: Future[Any] = Future()
+    def run(self, result: Awaitable[object]) -> None:
+        """Await it, and cancel the tasks that it leaves behind."""
+        try:
+            self._run(result if asyncio.iscoroutine(result) else _awaited(result))
+        finally:
+            if left := asyncio.all_tasks(self._loop):
+                self._run(cancelled(left))
 
-        def run() -> None:
-            try:
-                result = call(*args, **kwargs)
-            except BaseException as error:  # noqa: BLE001  it is raised where the future is awaited
-                future.set_exception(error)
-            else:
-                future.set_result(result)
+    def beside(self, call: Callable[[str], bool], argument: str) -> bool:
+        """`call` in the other thread, if anything has run there since the last time; else `False`."""
+        if self._runner is None or not self._loop.has_used_threads:
+            return False
+        found = self._run(sync_to_async(call)(argument))
+        self._loop.has_used_threads = False
+        return found
 
-        threading.Thread(target=run, name=self._name, daemon=True).start()
-        return future
+    def close(self) -> None:
+        """Waits for what still runs in other threads."""
+        if self._runner is not None and not self._loop.is_closed():
+            self._runner.run(_left(self._threads), context=self._context)
+            self._runner.close()
+
+    def _run(self, coroutine: Coroutine[Any, Any, T]) -> T:
+        if self._runner is None or self._loop.is_closed():  # by a handler
+            self._open()
+        assert self._runner is not None
+        # A copy each, so that what a job sets is not there for the next one.
+        return self._runner.run(coroutine, context=self._context.copy())
+
+    def _open(self) -> None:
+        self._loop = _Loop()
+        self._runner = asyncio.Runner(loop_factory=lambda: self._loop)
+        self._context = contextvars.copy_context()
+        self._threads = ThreadSensitiveContext()
+        self._runner.run(_entered(self._threads), context=self._context)
+
+
+async def _entered(threads: ThreadSensitiveContext) -> None:
+    await threads.__aenter__()  # type: ignore[no-untyped-call]
+
+
+async def _left(threads: ThreadSensitiveContext) -> None:
+    await threads.__aexit__(None, None, None)  # type: ignore[no-untyped-call]
+
+
+async def _awaited(result: Awaitable[object]) -> None:
+    await result
+
+
+class _Loop(asyncio.SelectorEventLoop):
+    """An event loop that knows whether anything was run in other threads."""
+
+    has_used_threads = False
+
+    def run_in_executor(
+        self, executor: Executor | None, func: Callable[[Unpack[Ts]], T], *args: Unpack[Ts]
+    ) -> asyncio.Future[T]:
+        self.has_used_threads = True
+        return super().run_in_executor(executor, func, *args)

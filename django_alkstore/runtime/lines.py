@@ -9,8 +9,10 @@ import sys
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
+from functools import lru_cache
 
 from django_alkstore import clock, signals
+from django_alkstore.clock import SECOND, from_us
 
 
 def show_log(verbosity: int) -> None:
@@ -50,7 +52,13 @@ def _hears_alone(logger: logging.Logger) -> bool:
 
 
 def _local_time() -> str:
-    return clock.now().astimezone().isoformat(" ", "milliseconds")[:-6].replace(".", ",")
+    second, rest = divmod(clock.now_us(), SECOND)
+    return f"{_local_second(second)},{rest // 1_000:03}"
+
+
+@lru_cache(maxsize=1)
+def _local_second(second: int) -> str:
+    return from_us(second * SECOND).astimezone().replace(tzinfo=None).isoformat(" ")
 
 
 class LineHandler(logging.Handler):

@@ -1,22 +1,25 @@
 """Running one handler: whatever it does, what comes back is an ending."""
 
+import threading
+from collections.abc import Awaitable, Callable, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
+from typing import NamedTuple
 
 from django.db import OperationalError, connections, transaction
 from django.db.backends.base.base import BaseDatabaseWrapper
+from django.db.backends.signals import connection_created
+from django.dispatch import receiver
 
 from django_alkstore import clock
 from django_alkstore.dialects import dialect_of
 from django_alkstore.dialects.transactions import busy_timeout, is_contention, turn
 from django_alkstore.registry import Registration
 from django_alkstore.services import JobHandle
-from django_alkstore.services.handles import run_to_end
+from django_alkstore.services.handles import await_here, run_to_end
 from django_alkstore.services.outcomes import ACK, RELEASE, Kind, Outcome, outcome_of
 
 
-@dataclass(frozen=True, slots=True)
-class Ending:
+class Ending(NamedTuple):
     """How an attempt ended, and how long it took."""
 
     outcome: Outcome | None
@@ -28,7 +31,9 @@ BUSY_PAUSE = 1.0
 """Seconds until an atomic job that did not get the writer lock is tried again."""
 
 
-def perform(registration: Registration, job: JobHandle) -> Ending:
+def perform(
+    registration: Registration, job: JobHandle, await_result: Callable[[Awaitable[object]], None] = await_here
+) -> Ending:
     """Run the handler on `job` in this thread. Never raises, whatever the handler raises."""
     started = clock.monotonic()
     outcome: Outcome | None = ACK
@@ -36,7 +41,7 @@ def perform(registration: Registration, job: JobHandle) -> Ending:
         if registration.atomic:
             outcome = _run_in_transaction(registration, job)
         else:
-            run_to_end(registration.target, job)
+            run_to_end(registration.target, job, await_result)
     except BaseException as error:  # noqa: BLE001  SystemExit and its kind end the attempt, not the worker
         outcome = outcome_of(error)
     else:
@@ -66,6 +71,24 @@ def _run_in_transaction(registration: Registration, job: JobHandle) -> Outcome |
     return None
 
 
+class _Thread(threading.local):
+    """What a thread has of connections. To ask Django costs more than a short handler does."""
+
+    has_opened = True
+    """Has one been opened since it was last asked? One that never was has nothing to be tidied."""
+
+    def __init__(self) -> None:
+        self.connections: Sequence[BaseDatabaseWrapper] = ()
+
+
+_thread = _Thread()
+
+
+@receiver(connection_created)
+def _note_opened(**_: object) -> None:
+    _thread.has_opened = True
+
+
 def tidy_connections(own: str) -> bool:
     """Leave the thread's connections fit for the next job, as Django does between two requests.
 
@@ -75,8 +98,11 @@ def tidy_connections(own: str) -> bool:
     One that the handler left inside a transaction, or in manual commit, is thrown away with all that it had
     not committed; was there any?
     """
+    if _thread.has_opened:
+        _thread.has_opened = False
+        _thread.connections = connections.all(initialized_only=True)
     thrown_away = False
-    for connection in connections.all(initialized_only=True):
+    for connection in _thread.connections:
         connection.queries_log.clear()
         manual = connection.connection is not None and not connection.autocommit
         if manual or connection.in_atomic_block or connection.needs_rollback:
@@ -98,6 +124,7 @@ def _throw_away(connection: BaseDatabaseWrapper) -> None:
     """Django's own `close` would keep the wrapper, and with it the belief that a transaction is open."""
     raw = connection.connection
     del connections[connection.alias]
+    _thread.has_opened = True
     if raw is not None:
         with suppress(Exception):  # it is gone either way
             raw.close()

@@ -5,7 +5,6 @@ import threading
 from collections import deque
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
-from functools import partial
 from queue import SimpleQueue
 
 from django.db import connections
@@ -14,7 +13,7 @@ from django.db.backends.base.base import BaseDatabaseWrapper
 from django_alkstore import clock, signals
 from django_alkstore.dialects import dialect_of
 from django_alkstore.registry import Registration
-from django_alkstore.runtime.hosting import hosted
+from django_alkstore.runtime.hosting import Host
 from django_alkstore.runtime.perform import Ending, perform, tidy_connections
 from django_alkstore.services import JobHandle
 from django_alkstore.services.outcomes import ACK, retry
@@ -49,10 +48,11 @@ class Run:
 class Threads:
     """`count` threads. A job given to them waits until one is free, and can be withdrawn until then."""
 
-    def __init__(self, count: int, ring: Callable[[], None], *, any_async: bool = False) -> None:
-        """`any_async`: are there handlers that want an event loop?"""
+    def __init__(self, count: int, relieve: Callable[[], bool], ring: Callable[[], None]) -> None:
+        """`relieve` lets a thread that has ended a job do the loop's work; `False`: `ring`, and the loop does it."""
         self.count = count
         self._process = os.getpid()
+        self._relieve = relieve
         self._ring = ring
         self._waiting: dict[Run, None] = {}
         """What has been given and neither started nor withdrawn."""
@@ -66,12 +66,10 @@ class Threads:
         """Set by the loop before it sleeps: the first ending after that rings."""
         self.one_by_one = False
         """Set by the loop while handlers are quicker than waking a thread: see `call_next`."""
+        self.started = 0
+        """How many runs have been started, more or less: two threads may count at once."""
         self._threads = [
-            threading.Thread(
-                target=partial(hosted, self._work, f"alkstore-handler-{number}") if any_async else self._work,
-                name=f"alkstore-{'loop' if any_async else 'handler'}-{number}",
-                daemon=True,
-            )
+            threading.Thread(target=self._work, name=f"alkstore-handler-{number}", daemon=True)
             for number in range(count)
         ]
 
@@ -80,10 +78,10 @@ class Threads:
             thread.start()
 
     def give(self, runs: Iterable[Run]) -> None:
+        """To be started by threads that are awake; `call_next` wakes one."""
         for run in runs:
             self._waiting[run] = None
             self._inbox.append(run)
-        self.call_next()
 
     def call_next(self) -> None:
         """Wake one thread, if there is something to start.
@@ -162,12 +160,14 @@ class Threads:
                 return run
 
     def _work(self) -> None:
+        host = Host()
         while (run := self._next()) is not None:
             if run.registration.atomic:
                 run.connection = connections[run.job.using]
             run.started_at = clock.monotonic()
+            self.started += 1
             signals.emit(signals.job_started, job=run.job)
-            ending = perform(run.registration, run.job)
+            ending = perform(run.registration, run.job, host.run)
             if os.getpid() != self._process:
                 os._exit(0)  # a child that the handler forked and let fall through: no worker, and nothing to write
             if run.connection is not None:
@@ -175,10 +175,15 @@ class Threads:
                     connection, run.connection = run.connection, None
                 if run.was_cut_off:
                     connection.close()
-            if tidy_connections(run.job.using) and ending.outcome is ACK:
+            left_open = tidy_connections(run.job.using)
+            left_open |= host.beside(tidy_connections, run.job.using)
+            if left_open and ending.outcome is ACK:
                 # What it wrote is not there: its job must not count as done.
                 ending = Ending(retry("the handler left a transaction open, which was rolled back"), ending.seconds)
             self._ended.append((run, ending))
-            if self.quiet and not (self.one_by_one and self._inbox):
+            if self.one_by_one and self._inbox:
+                continue
+            if not self._relieve() and self.quiet:
                 self.quiet = False  # one ring is enough: the loop takes in all that has ended by then
                 self._ring()
+        host.close()

@@ -11,6 +11,7 @@ bell), and its own deadlines: a job's due moment, a lease to renew, a time limit
 """
 
 import os
+import threading
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
@@ -116,8 +117,19 @@ class Worker:
         """Called when the worker begins to stop, with the seconds that it may take."""
         self._end_process = end_process
         self._watch = _open_watch(alias)
-        any_async = any(registration.is_async for registration in registrations)
-        self._threads = Threads(concurrency, self._watch.ring, any_async=any_async)
+        self._threads = Threads(concurrency, self._relieve, self._watch.ring)
+        self._baton = threading.Lock()
+        """Held by whoever runs a round and may touch what is below: the loop, or a handler's thread in its place."""
+        self._relieved = False
+        """Is it a handler's thread?"""
+        self._wakes_at = 0.0
+        """When the loop, which sleeps, will wake by itself."""
+        self._listening = False
+        """Does it sleep until somebody commits?"""
+        self._attentive = False
+        """Does it look up every moment, to see whether what waits for a thread gets on?"""
+        self._fault: BaseException | None = None
+        """What went wrong in a handler's thread that ran a round; for the loop to raise."""
         self._runs: dict[Run, None] = {}
         """Claimed and not ended: those that wait for a thread, and those that have one."""
         self._stuck: set[Run] = set()
@@ -174,7 +186,9 @@ class Worker:
             worker_id=self.worker_id,
         )
         # To be opened after the watch, which sees a file that is replaced from its own opening on.
-        connections[self.alias].close()
+        self._connection = connections[self.alias]
+        self._connection.close()
+        self._connection.inc_thread_sharing()
         self._threads.start()
         with self._watch.rung_by_signals():
             code = self._work()
@@ -186,6 +200,7 @@ class Worker:
         return code
 
     def _work(self) -> int:
+        self._baton.acquire()  # and kept at the end: then nobody runs a round any more
         try:
             while True:
                 self._round()
@@ -201,9 +216,46 @@ class Worker:
 
     # One round
 
+    def _relieve(self) -> bool:
+        """In a handler's thread that has just ended a job: run the loop's round in its place.
+
+        To wake the loop, and to be woken by it, costs more than a short handler does. `False`: the loop is to be
+        rung.
+        """
+        if not self._baton.acquire(blocking=False):
+            return False
+        try:
+            if self._stops or self._stuck or clock.monotonic() < self._paused_until:
+                return False
+            self._relieved = True
+            own = connections[self.alias]
+            connections[self.alias] = self._connection
+            try:
+                self._round()
+            finally:
+                connections[self.alias] = own
+                self._relieved = False
+            return not self._is_wanted()
+        except BaseException as error:
+            self._fault = error
+            return False
+        finally:
+            self._baton.release()
+
+    def _is_wanted(self) -> bool:
+        """Must the loop, which sleeps, be woken to sleep otherwise?"""
+        if self._wants_more() and not self._listening:
+            return True
+        if self._threads.one_by_one and self._threads.any_waiting() and not self._attentive:
+            return True
+        return clock.monotonic() + self._next_deadline() < self._wakes_at - 0.001
+
     def _round(self) -> None:
         with gathered():
-            self._collect()
+            self._do_round()
+
+    def _do_round(self) -> None:
+        self._collect()
         if clock.monotonic() < self._paused_until:
             return
         try:
@@ -214,8 +266,7 @@ class Worker:
                 self._unwritten.clear()
                 self._has_written = True
                 self._in_line_since = None
-                with gathered():
-                    self._follow_up(work, written)
+                self._follow_up(work, written)
             # After what has ended is on its row and what runs is renewed: it sweeps.
             self._upkeep.step()
             self._look_ahead()
@@ -248,6 +299,7 @@ class Worker:
                 self._note_settled(run, ending)
             else:
                 self._unwritten.append((run, ending.outcome))
+        self._threads.one_by_one = self._mean_seconds < INSTANT
         now = clock.monotonic()
         for run in list(self._runs):
             if run.started_at is not None and now - run.started_at >= run.registration.time_limit:
@@ -356,6 +408,8 @@ class Worker:
             self._set_renewal(run, now)
             self._runs[run] = None
         self._threads.give(claimed)
+        if not self._relieved:
+            self._threads.call_next()
         for queue in written.drained:
             self._due[queue] = None
         for run, ends in zip(work.renewals, written.renewals, strict=True):
@@ -435,30 +489,60 @@ class Worker:
 
     def _wait(self) -> None:
         timeout = self._next_deadline()
-        self._threads.one_by_one = self._mean_seconds < INSTANT
-        if self._threads.one_by_one and self._threads.any_waiting():
-            timeout = min(timeout, INSTANT)
+        self._wakes_at = clock.monotonic() + timeout
+        self._listening = self._wants_more()
+        self._attentive = self._threads.one_by_one and self._threads.any_waiting()
         self._threads.quiet = True
         if not self._threads.any_ended() and timeout > 0:
-            if self._wants_more():
-                self._wait_for_news(timeout)
-            else:
-                self._watch.wait_for_bell(timeout)
+            self._baton.release()
+            try:
+                news = self._sleep(timeout)
+            finally:
+                self._baton.acquire()
+            if news:
+                self._take_news()
+            if not self._listening:
                 self._look_at_the_file()
         self._threads.quiet = False
+        if self._fault is not None:
+            raise self._fault
         if not self._threads.any_ended():
             self._threads.call_next()
 
-    def _wait_for_news(self, timeout: float) -> None:
+    def _sleep(self, timeout: float) -> bool:
+        """Until the bell is rung or somebody commits what we listen for, without the baton; was it that?"""
+        started = self._threads.started
+        left = timeout
+        while left > 0:
+            step = min(left, INSTANT) if self._attentive else left
+            if self._listening:
+                news, rung = self._listen(step)
+                if news: return True
+            else:
+                rung = self._watch.wait_for_bell(step)
+            if rung or not self._attentive:
+                return False
+            if started == self._threads.started:
+                if not self._threads.any_waiting():
+                    return False
+                self._threads.call_next()
+            started = self._threads.started
+            left = self._wakes_at - clock.monotonic()
+        return False
+
+    def _listen(self, timeout: float) -> tuple[bool, bool]:
         # While others keep committing what is no work of ours, it is looked for now and then only.
         pause = self._look_again_at - clock.monotonic()
         if pause > 0 and self._watch.wait_for_bell(min(pause, timeout)):
-            return
-        if self._watch.wait(self._seen, max(0.0, timeout - max(0.0, pause))):
-            # Somebody has committed: what was known about empty queues is out of date.
-            self._seen = self._watch.version()
-            self._news_of_others, self._has_written = not self._has_written, False
-            self._forget_the_empty()
+            return False, True
+        news = self._watch.wait(self._seen, max(0.0, timeout - max(0.0, pause)))
+        return news, not news
+
+    def _take_news(self) -> None:
+        # Somebody has committed: what was known about empty queues is out of date.
+        self._seen = self._watch.version()
+        self._news_of_others, self._has_written = not self._has_written, False
+        self._forget_the_empty()
 
     def _look_at_the_file(self) -> None:
         """Is it still there? One that waits for news looks anyway; this is for a loop that has its hands full."""

@@ -2,7 +2,7 @@
 
 import asyncio
 import threading
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Iterable
 from datetime import datetime
 from inspect import isasyncgen, isawaitable, isgenerator
 from typing import Any
@@ -28,7 +28,16 @@ from django_alkstore.services.outcomes import Outcome
 _making_events = threading.Lock()
 
 
-def run_to_end(target: Callable[["JobHandle"], object], job: "JobHandle") -> None:
+def await_here(result: Awaitable[object]) -> None:
+    """Await it in an event loop made for it; its calls of the ORM run in this thread, on its connections."""
+    async_to_sync(_awaited)(result)
+
+
+def run_to_end(
+    target: Callable[["JobHandle"], object],
+    job: "JobHandle",
+    await_result: Callable[[Awaitable[object]], None] = await_here,
+) -> None:
     """Call a handler or a delivery, sync or async, and see that what it returned has really run.
 
     `TypeError` for a generator, of which nothing would have run: its job must not count as done.
@@ -37,22 +46,25 @@ def run_to_end(target: Callable[["JobHandle"], object], job: "JobHandle") -> Non
     if result is None:
         return
     if isawaitable(result):
-        async_to_sync(_awaited)(result)
+        await_result(result)
     elif isgenerator(result) or isasyncgen(result):
         raise TypeError(f"{target!r} returned a generator, which has not run")
 
 
 async def _awaited(result: Awaitable[object]) -> None:
-    """Await it; tasks that it started and left behind are cancelled, as at the end of `asyncio.run`."""
     before = asyncio.all_tasks()
     try:
         await result
     finally:
-        left = asyncio.all_tasks() - before
-        for task in left:
-            task.cancel()
-        if left:
-            await asyncio.gather(*left, return_exceptions=True)
+        if left := asyncio.all_tasks() - before:
+            await cancelled(left)
+
+
+async def cancelled(tasks: Iterable["asyncio.Task[Any]"]) -> None:
+    """Cancel what a coroutine has started and left behind, as `asyncio.run` does at its end."""
+    for task in tasks:
+        task.cancel()
+    await asyncio.gather(*tasks, return_exceptions=True)
 
 
 class JobHandle:
