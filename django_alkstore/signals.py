@@ -35,6 +35,7 @@ job_expired = Signal()  # job_id, queue
 job_unreadable = Signal()  # job_id, queue, reason
 leader_elected = Signal()  # database, pid, owner
 leader_stood_down = Signal()  # reason
+leadership_left = Signal()  # error, lapses_in: it could not be freed, and nobody tries again
 leader_absent = Signal()  # reason: it does not lead, and was told not to wait
 scheduler_cut_off = Signal()  # a second signal came before it had stopped
 standing_by = Signal()  # owner, expires_at
@@ -223,6 +224,13 @@ _log(
     lambda database, pid, owner: f"scheduler leads: database {database}, pid {pid}",
 )
 _log(leader_stood_down, logging.INFO, lambda reason: f"scheduler stood down: {reason}")
+_log(
+    leadership_left,
+    logging.WARNING,
+    lambda error, lapses_in: (
+        f"database trouble while freeing the leadership, which lapses within {lapses_in:g} s: {_short(str(error))}"
+    ),
+)
 _log(leader_absent, logging.ERROR, lambda reason: f"the scheduler ends with status 3: {reason}")
 _log(
     scheduler_cut_off,

@@ -9,6 +9,7 @@ import sqlite3
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager, closing, contextmanager, suppress
 from functools import lru_cache
+from pathlib import Path
 from typing import Any
 
 from django.db import OperationalError, connections, transaction
@@ -234,6 +235,9 @@ _MAX_QUEUES = 100
 """Queues in one statement: SQLite takes no more than 500 terms of a compound SELECT."""
 
 
+_HELD_BY_ANOTHER = (sqlite3.SQLITE_BUSY, sqlite3.SQLITE_LOCKED)
+
+
 BUSY = "busy"
 """The version while another writes exclusively: unlike any number, so its end is news, and itself only once."""
 
@@ -244,9 +248,32 @@ def _identity(file: str | None) -> tuple[int, int] | None:
         return None
     try:
         found = os.stat(file)  # not opened: to close it would drop this process's locks on it
-    except FileNotFoundError:
+    except (FileNotFoundError, NotADirectoryError):
         return None
     return found.st_dev, found.st_ino
+
+
+def _keeps_out(holder: sqlite3.Connection, another: sqlite3.Connection) -> bool | None:
+    """Is the writer lock kept from `another` while `holder` has it? `None` where `holder` did not get it."""
+    if not _takes_writer_lock(holder):
+        return None
+    try:
+        if not _takes_writer_lock(another):
+            return True
+        another.execute("ROLLBACK")
+        return False
+    finally:
+        holder.execute("ROLLBACK")
+
+
+def _takes_writer_lock(raw: sqlite3.Connection) -> bool:
+    try:
+        raw.execute("BEGIN IMMEDIATE")
+    except sqlite3.OperationalError as error:
+        if error.sqlite_errorcode & 0xFF not in _HELD_BY_ANOTHER:
+            raise
+        return False
+    return True
 
 
 class DataVersion:
@@ -273,8 +300,9 @@ class DataVersion:
         self._identity = _identity(self._file)
 
     def version(self) -> object:
-        if _identity(self._file) != self._identity:
-            self._refuse_another_file()
+        with suppress(OSError):  # it cannot be looked at for now; what is open goes on
+            if _identity(self._file) != self._identity:
+                self._refuse_another_file()
         try:
             return self._raw.execute("PRAGMA data_version").fetchone()[0]
         except sqlite3.DatabaseError:  # damaged, too: whoever reads next will be told how
@@ -283,31 +311,28 @@ class DataVersion:
     def _refuse_another_file(self) -> None:
         """`DatabaseReplaced`, unless it is the same file whose number has changed, as some file systems do."""
         file, now = self._file, _identity(self._file)
-        if file is None or now is None:
-            raise DatabaseReplaced(f"the database file {file} is gone")
-        answers = {self._keeps_out(file) for _ in range(5)}  # one alone may have been somebody else's writing
+        # One answer alone may come of what others did in between.
+        answers = {False} if file is None or now is None else {self._is_the_same(file) for _ in range(5)}
         if False in answers:
-            raise DatabaseReplaced(f"the database file {file} has been replaced by another")
+            what = "is gone" if _identity(file) is None else "has been replaced by another"
+            raise DatabaseReplaced(f"the database file {file} {what}")
         if None not in answers:
             self._identity = now
 
-    def _keeps_out(self, file: str) -> bool | None:
-        """Does our taking the writer lock keep a new connection to this file from it? Then it is the same file.
+    def _is_the_same(self, file: str) -> bool | None:
+        """Do we and a new connection to this file each keep the writer lock from the other? Then it is the same.
 
-        `None` where we did not get the lock ourselves: it is asked again.
+        Each, since what keeps a new connection from another file may be somebody who is writing there. `None` where
+        others write meanwhile: it is asked again.
         """
-        with closing(sqlite3.connect(file, timeout=0, isolation_level=None)) as other:
-            try:
-                self._raw.execute("BEGIN IMMEDIATE")
-            except sqlite3.OperationalError as error:
-                return None if error.sqlite_errorcode & 0xFF == sqlite3.SQLITE_BUSY else False
-            try:
-                other.execute("BEGIN IMMEDIATE")
-            except sqlite3.OperationalError as error:
-                return error.sqlite_errorcode & 0xFF == sqlite3.SQLITE_BUSY
-            finally:
-                self._raw.execute("ROLLBACK")
-        return False
+        uri = f"{Path(file).as_uri()}?mode=rw"  # not to make one where there is none any more
+        try:
+            # To close it drops no lock of this process's: SQLite itself puts that off while any connection to the
+            # same file holds one.
+            with closing(sqlite3.connect(uri, uri=True, timeout=0, isolation_level=None)) as other:
+                return _keeps_out(self._raw, other) and _keeps_out(other, self._raw)
+        except sqlite3.DatabaseError:  # not there by now, not ours to open, or no database: not what we have open
+            return False
 
     def watched_file(self) -> str | None:
         # As SQLite itself has it: the setting may be a URI. `None` for a database in memory.
@@ -459,7 +484,7 @@ class SQLite(Dialect):
 
     def is_contention(self, error: OperationalError) -> bool:
         code = getattr(error.__cause__, "sqlite_errorcode", None)
-        return code is not None and code & 0xFF in (sqlite3.SQLITE_BUSY, sqlite3.SQLITE_LOCKED)
+        return code is not None and code & 0xFF in _HELD_BY_ANOTHER
 
     def busy_timeout(self, connection: BaseDatabaseWrapper) -> float:
         return float(connection.settings_dict["OPTIONS"].get("timeout", 5.0))

@@ -10,7 +10,7 @@ import asyncio
 import contextvars
 from collections.abc import Awaitable, Callable, Coroutine
 from concurrent.futures import Executor
-from typing import Any, TypeVar, TypeVarTuple, Unpack
+from typing import Any, TypeVar, TypeVarTuple
 
 from asgiref.sync import ThreadSensitiveContext, sync_to_async
 
@@ -83,8 +83,6 @@ class _Loop(asyncio.SelectorEventLoop):
 
     has_used_threads = False
 
-    def run_in_executor(
-        self, executor: Executor | None, func: Callable[[Unpack[Ts]], T], *args: Unpack[Ts]
-    ) -> asyncio.Future[T]:
+    def run_in_executor(self, executor: Executor | None, func: Callable[[*Ts], T], *args: *Ts) -> asyncio.Future[T]:
         self.has_used_threads = True
         return super().run_in_executor(executor, func, *args)

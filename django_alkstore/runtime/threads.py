@@ -66,6 +66,8 @@ class Threads:
         """Set by the loop before it sleeps: the first ending after that rings."""
         self.one_by_one = False
         """Set by the loop while handlers are quicker than waking a thread: see `call_next`."""
+        self._latest: Run | None = None
+        """The run that was started last."""
         self.started = 0
         """How many runs have been started, more or less: two threads may count at once."""
         self._threads = [
@@ -145,14 +147,16 @@ class Threads:
             return False
         return True
 
-    def _next(self) -> Run | None:
-        """The next run to start, once there is one; `None` at the end."""
+    def _next(self, *, called: bool) -> Run | None:
+        """The next run to start, once there is one, and the thread is called or need not be; `None` at the end."""
         while True:
+            if not called and not self._calls.get():
+                return None
+            called = True
             try:
                 run = self._inbox.popleft()
             except IndexError:
-                if not self._calls.get():
-                    return None
+                called = False
                 continue
             if not self.one_by_one:
                 self.call_next()
@@ -161,7 +165,9 @@ class Threads:
 
     def _work(self) -> None:
         host = Host()
-        while (run := self._next()) is not None:
+        called = False
+        while (run := self._next(called=called)) is not None:
+            self._latest = run
             if run.registration.atomic:
                 run.connection = connections[run.job.using]
             run.started_at = clock.monotonic()
@@ -181,7 +187,10 @@ class Threads:
                 # What it wrote is not there: its job must not count as done.
                 ending = Ending(retry("the handler left a transaction open, which was rolled back"), ending.seconds)
             self._ended.append((run, ending))
+            called = True
             if self.one_by_one and self._inbox:
+                # Where another has started one meanwhile it gets on, and two would be in each other's way.
+                called = self._latest is run
                 continue
             if not self._relieve() and self.quiet:
                 self.quiet = False  # one ring is enough: the loop takes in all that has ended by then

@@ -5,7 +5,7 @@ is quick where the database is not, and leaves the caller's connection as it was
 which it tries whether one can write is rolled back. No statement reads finished jobs, but for an index's end.
 """
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from datetime import timedelta
@@ -117,8 +117,11 @@ _TROUBLE = {
 }
 
 
-def examine(alias: str, limits: Limits, *, thorough: bool = False) -> Health:
-    """Look at the database and at what is waiting in it. `thorough`: read the whole file for damage, too."""
+def examine(alias: str, limits: Limits, *, queues: Sequence[str] = (), thorough: bool = False) -> Health:
+    """Look at the database and at what is waiting in it: in all queues, or in these.
+
+    `thorough`: read the whole file for damage, too.
+    """
     connection = connections[alias]
     health = Health(alias, name=str(connection.settings_dict["NAME"]))
     try:
@@ -132,7 +135,7 @@ def examine(alias: str, limits: Limits, *, thorough: bool = False) -> Health:
         health.error("missing", "the file is not there; where it is to be made: manage.py migrate")
     else:
         with _connection_of_its_own(alias):
-            _Examination(health, alias, limits).run(thorough=thorough)
+            _Examination(health, alias, limits, queues).run(thorough=thorough)
     return health
 
 
@@ -156,10 +159,11 @@ class _UndoneError(Exception):
 class _Examination:
     """The looks, one after the other. Each stands for itself: what one cannot learn keeps no other from its own."""
 
-    def __init__(self, health: Health, alias: str, limits: Limits) -> None:
+    def __init__(self, health: Health, alias: str, limits: Limits, queues: Sequence[str]) -> None:
         self.health = health
         self.alias = alias
         self.limits = limits
+        self.queues = queues
         self.connection = connections[alias]
 
     def run(self, *, thorough: bool) -> None:
@@ -232,7 +236,7 @@ class _Examination:
 
     def _look_at_queues(self) -> None:
         now = clock.now_us()
-        moments = read(self.alias, lambda db: db.next_claims(db.live_queues()))
+        moments = read(self.alias, lambda db: db.next_claims(self.queues or db.live_queues()))
         ages = {queue: (now - since) / SECOND for queue, since in moments.items() if since is not None}
         waiting = {queue: waited for queue, waited in ages.items() if waited > self.limits.grace}
         served = self._served(now) if waiting else set()

@@ -75,7 +75,7 @@ def _resign(leadership: LockHandle) -> None:
     try:
         write_transaction(leadership.using, lambda _: _term(leadership).delete())
     except DatabaseError as error:
-        signals.emit(signals.database_trouble, doing="freeing the leadership", error=error, pause=LEADERSHIP_TTL)
+        signals.emit(signals.leadership_left, error=error, lapses_in=LEADERSHIP_TTL)
 
 
 def _term(leadership: LockHandle) -> QuerySet[Lock]:
@@ -145,7 +145,7 @@ class _Leader:
         try:
             kept = write_transaction(self.alias, lambda _: self._renew(clock.now_us()))
         except DatabaseError as error:
-            signals.emit(signals.database_trouble, doing="renewing the leadership", error=error, pause=RENEW_EVERY)
+            signals.emit(signals.database_trouble, doing="renewing the leadership", error=error, pause=0.0)
             return False
         self.renewed_at = clock.monotonic()
         return kept

@@ -190,6 +190,7 @@ def test_database_names_the_one_that_is_examined(clock: ManualClock) -> None:
 @pytest.mark.parametrize(
     "arguments",
     [("--grace", "-1"), ("--grace", "soon"), ("--max-age", "nan"), ("--max-dead", "-1"), ("--max-wal", "0"),
+     ("--queue", "no such"), ("--queue", ""), ("--queue", "__alkstore_outbox:post"), ("--outbox", "no such"),
      ("--database", "nowhere")],
 )  # fmt: skip
 def test_a_wrong_argument_is_status_2(arguments: tuple[str, str], start: Start) -> None:
@@ -250,6 +251,38 @@ def test_a_lease_just_taken_or_renewed_is_a_sign_of_life_too(clock: ManualClock)
     clock.advance(10)
     assert job.ack()
     assert findings() == [("error", "no_worker", "mail")]
+
+
+def test_of_the_named_queues_alone_is_anything_found_that_is_about_a_queue(clock: ManualClock) -> None:
+    """As the probe of a worker for one queue asks, which another's absence is not to restart."""
+    enqueue("mail", None, visibility_timeout=10)
+    claim_batch("mail", "me")
+    enqueue("post", None)
+    outbox("mail").enqueue(None)
+    clock.advance(10 + 90)
+    mail = {("error", "no_worker", "mail"), ("error", "lapsed", "mail")}
+    post = {("error", "no_worker", "post")}
+    letters = {("error", "no_worker", "__alkstore_outbox:mail")}
+    assert set(findings()) == mail | post | letters
+    assert set(findings("--queue", "mail")) == mail
+    assert set(findings("--queue", "post")) == post
+    assert set(findings("--outbox", "mail")) == letters
+    assert set(findings("--queue", "mail", "--queue", "post", "--queue", "mail")) == mail | post
+    assert set(findings("--queue", "post", "--outbox", "mail")) == post | letters
+    assert set(findings("--queue", "post", "--max-age", "60")) == {*post, ("error", "overdue", "post")}
+    works_on("post")
+    assert findings("--queue", "post") == []
+    assert findings("--queue", "unknown", "--outbox", "unknown") == []
+
+
+def test_what_is_about_no_queue_is_found_whichever_are_named(clock: ManualClock) -> None:
+    enqueue("mail", None)
+    claim_batch("mail", "me")[0].fail("no")
+    schedule("often", "@every 5s", "mail")
+    clock.advance(36)
+    expected = [("error", "no_leader", None), ("warning", "dead", None)]
+    assert findings() == expected
+    assert findings("--queue", "post") == expected
 
 
 def test_a_due_job_that_waits_too_long_is_a_finding_though_a_worker_is_there(clock: ManualClock) -> None:

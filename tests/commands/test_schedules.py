@@ -3,6 +3,7 @@
 import signal
 from collections.abc import Callable
 from itertools import pairwise
+from pathlib import Path
 
 import pytest
 from django.db import connection, transaction
@@ -169,3 +170,40 @@ def test_a_schedule_that_is_declared_while_it_leads_is_fired_and_one_that_is_rem
     process.wait_for("fired other", 2)
     assert Job.objects.filter(schedule="new").count() == count
     wait_for_state("completed", *Job.objects.filter(schedule="new").values_list("pk", flat=True))
+
+
+BREAKING = """
+import sys
+from pathlib import Path
+from django.core.management import call_command
+from django_alkstore.services import leader
+
+def tick_step(*arguments, whole=leader.tick_step):
+    if Path(sys.argv[2]).exists():
+        raise ZeroDivisionError("no error of the database's")
+    return whole(*arguments)
+
+leader.tick_step = tick_step
+call_command(sys.argv[1])
+"""
+
+
+@pytest.mark.parametrize("command", ["run_schedules", "run_alkstore"])
+def test_a_scheduler_that_breaks_ends_its_process_with_status_1_after_what_runs(
+    start: Start, tmp_path: Path, command: str
+) -> None:
+    broken, open_end = tmp_path / "broken", tmp_path / "open"
+    schedule("often", "@every 1s", "noop")
+    process = start("-c", BREAKING, command, str(broken))
+    process.wait_for("fired often")
+    job = enqueue("wait", str(open_end))
+    if command == "run_alkstore":
+        process.wait_for(f"running {job.pk}")
+    broken.touch()
+    process.wait_for("the scheduler broke, and the process ends for it")
+    open_end.touch()
+    assert process.wait() == 1
+    assert "ZeroDivisionError: no error of the database's" in process.output
+    assert leaders() == []
+    if command == "run_alkstore":
+        wait_for_state("completed", job.pk)

@@ -593,3 +593,46 @@ def test_the_leadership_is_freed_when_the_loop_ends_by_an_error_that_is_not_the_
     assert not leads()
     assert Job.objects.count() == 0
     assert len(tick()) == 1
+
+
+def messages(caplog: pytest.LogCaptureFixture, doing: str) -> list[str]:
+    return [record.getMessage() for record in caplog.records if f"database trouble while {doing}" in record.message]
+
+
+def test_a_leadership_that_can_not_be_freed_is_said_to_lapse_and_not_to_be_tried_again(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    def fail(execute: Any, sql: str, params: Any, many: bool, context: Any) -> Any:
+        if sql.startswith(f'DELETE FROM "{Lock._meta.db_table}"') and runner.stop.is_set():
+            raise OperationalError("disk I/O error")
+        return execute(sql, params, many, context)
+
+    declare_due()
+    runner = Runner(wrapper=fail)
+    with runner:
+        wait_for_first_tick()
+    assert leads()
+    assert messages(caplog, "freeing the leadership") == [
+        "database trouble while freeing the leadership, which lapses within 10 s: disk I/O error"
+    ]
+
+
+def test_a_renewal_that_fails_in_the_sleep_names_no_pause_since_the_next_round_follows_at_once(
+    caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(leader, "RENEW_EVERY", 0.05)
+    renewals = 0
+
+    def fail(execute: Any, sql: str, params: Any, many: bool, context: Any) -> Any:
+        nonlocal renewals
+        if kind_of(sql) == "the renewal":
+            renewals += 1
+            if renewals == 2:  # the first is the round's
+                raise OperationalError("disk I/O error")
+        return execute(sql, params, many, context)
+
+    with Runner(wrapper=fail) as runner:
+        wait_until(lambda: renewals >= 3 or runner.ended.is_set(), "it goes on")
+    assert messages(caplog, "renewing the leadership") == [
+        "database trouble while renewing the leadership: disk I/O error"
+    ]

@@ -6,17 +6,30 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from django.db import OperationalError, connection, transaction
+from django.db import OperationalError, connection, connections, transaction
 
 from django_alkstore import services
 from django_alkstore.clock import ManualClock
 from django_alkstore.models import Job
-from tests.faults.tools import ALIAS, TROUBLE, UNDER, Store, everything, integrity, limit_file_size, without_room
+from tests.faults.tools import (
+    ALIAS,
+    TROUBLE,
+    UNDER,
+    SmallDisk,
+    Store,
+    everything,
+    integrity,
+    limit_file_size,
+    pauses,
+    without_room,
+)
 from tests.ledger.models import Entry
 from tests.ledger.tools import database, wait_for_state
 from tests.processes import Process
 
 pytestmark = pytest.mark.django_db(transaction=True)
+
+BOTH = pytest.mark.django_db(transaction=True, databases=["default", "other"])
 
 LONG = "x" * 30_000
 """Some pages. An error is cut at 10,000 characters, and kept twice."""
@@ -243,7 +256,7 @@ def test_a_worker_and_a_scheduler_whose_disk_is_full_for_a_while_go_on_by_themse
     assert integrity(database()) == "ok"
 
 
-@pytest.mark.django_db(transaction=True, databases=["default", "other"])
+@BOTH
 def test_a_failure_for_whose_text_there_is_no_room_is_recorded_once_there_is(store: Store, tmp_path: Path) -> None:
     fault = tmp_path / "fault"
     with store.raw() as raw:
@@ -260,4 +273,73 @@ def test_a_failure_for_whose_text_there_is_no_room_is_recorded_once_there_is(sto
     fault.unlink()
     store.wait_for_state("dead", job.pk)
     assert [entry["attempt"] for entry in store.job(job.pk).errors] == [1]
+    assert integrity(store.path) == "ok"
+
+
+# A small disk
+
+
+def order_elsewhere() -> None:
+    with transaction.atomic(using=ALIAS):
+        Entry.objects.using(ALIAS).create(text=LONG[:150])
+        services.outbox_enqueue_tx("mail", LONG, using=ALIAS)
+
+
+@BOTH
+@pytest.mark.parametrize(
+    "act",
+    [
+        lambda: services.enqueue("mail", LONG, using=ALIAS),
+        lambda: services.enqueue_many("mail", [LONG] * 3, using=ALIAS),
+        order_elsewhere,
+    ],
+    ids=["enqueue", "enqueue_many", "an order and its job"],
+)
+def test_on_a_disk_that_is_really_full_the_caller_is_told_and_nothing_is_half_written(
+    small_disk: SmallDisk, act: Callable[[], object]
+) -> None:
+    """Refused at each block that is missing, until there is room for all of it."""
+    before = everything(ALIAS)
+    refused = 0
+    while True:
+        small_disk.fill(leaving=refused)
+        try:
+            act()
+            break
+        except OperationalError as error:
+            assert "full" in str(error)  # noqa: PT017  whether it raises is what is found out
+            assert everything(ALIAS) == before
+            assert not connections[ALIAS].in_atomic_block
+            refused += 1
+    assert refused >= 2, "the disk was never full"
+    assert everything(ALIAS) != before
+    assert integrity(small_disk.store.path) == "ok"
+
+
+@BOTH
+def test_a_worker_whose_disk_is_really_full_says_so_waits_longer_each_time_and_goes_on_once_there_is_room(
+    small_disk: SmallDisk, tmp_path: Path
+) -> None:
+    store, open_end = small_disk.store, tmp_path / "open"
+    running = services.enqueue("wait", str(open_end), using=ALIAS)
+    waiting = services.enqueue("noop", None, delay=1, using=ALIAS)
+    process = store.start("run_queue")
+    process.wait_for(f"running {running.pk}")
+    small_disk.fill()
+    open_end.touch()
+    process.wait_for(TROUBLE, 4)
+    assert all("full" in line for line in process.lines if TROUBLE in line)
+    found = pauses(process)
+    assert found == sorted(found)
+    assert found[-1] >= 4 * found[0]
+    assert process.popen.poll() is None
+    with pytest.raises(OperationalError, match="full"):
+        services.enqueue("noop", LONG, using=ALIAS)
+    assert store.job(running.pk).state == "processing"
+    small_disk.make_room()
+    process.wait_for("database is back: working")
+    store.wait_for_state("completed", running.pk, waiting.pk)
+    assert (store.job(running.pk).attempts, store.job(running.pk).errors) == (1, [])
+    assert process.output.count(f"running {running.pk}") == 1
+    assert "Traceback" not in process.output
     assert integrity(store.path) == "ok"

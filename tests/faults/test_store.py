@@ -6,20 +6,32 @@ service past the busy timeout).
 """
 
 import os
-import re
 import sqlite3
+import threading
 from collections.abc import Callable, Iterator
 from contextlib import closing, contextmanager
 from pathlib import Path
+from typing import Any, BinaryIO
 
 import pytest
-from django.db import DatabaseError, OperationalError, connection
+from django.db import DatabaseError, OperationalError, connection, connections
 
-from django_alkstore import services
+from django_alkstore import services, signals
 from django_alkstore.clock import ManualClock
+from django_alkstore.dialects import dialect_of, sqlite, transactions
+from django_alkstore.dialects.base import Change, DatabaseReplaced
+from django_alkstore.dialects.watch import Watch
 from django_alkstore.models import Job
-from django_alkstore.services.patience import Patience
-from tests.faults.tools import ALIAS, TROUBLE, UNDER, Store, everything, integrity, minds_permissions
+from django_alkstore.runtime.loop import chosen
+from django_alkstore.runtime.scheduler import schedule_until
+from django_alkstore.runtime.worker import SETTLE, Worker
+from django_alkstore.services.patience import (
+    LONGEST_CONTENTION_PAUSE,
+    LONGEST_FAULT_PAUSE,
+    LONGEST_QUIET,
+    Patience,
+)
+from tests.faults.tools import ALIAS, TROUBLE, UNDER, Store, everything, integrity, minds_permissions, pauses
 from tests.processes import Process, wait_until
 
 pytestmark = pytest.mark.django_db(transaction=True, databases=["default", "other"])
@@ -85,10 +97,6 @@ def test_every_service_raises_on_a_read_only_file_and_changes_nothing() -> None:
     assert handles[0].ack()
 
 
-def pauses(process: Process) -> list[float]:
-    return [float(found[1]) for line in process.lines if (found := re.search(r"again in ([\d.]+) s", line))]
-
-
 @pytest.mark.parametrize("command", [("run_queue", "noop"), ("run_schedules",)], ids=["worker", "scheduler"])
 def test_f134_on_a_read_only_file_a_command_says_so_with_growing_pauses_and_goes_on_once_it_is_writable(
     store: Store, tmp_path: Path, command: tuple[str, ...]
@@ -147,15 +155,21 @@ def test_f134_a_file_or_folder_made_read_only_is_an_error_to_the_caller_and_no_h
 # Gone, or another
 
 
-def put_another_in_its_place(store: Store) -> None:
-    """As a restore does that does not stop what is running."""
-    fresh = store.path.with_name("fresh.sqlite3")
-    with store.raw() as raw, closing(sqlite3.connect(fresh)) as copy:
+def backup(store: Store) -> Path:
+    """A copy of the file, in its folder."""
+    copied = store.path.with_name("copied")
+    with store.raw() as raw, closing(sqlite3.connect(copied)) as copy:
         raw.backup(copy)
     store.reopen()
+    return copied
+
+
+def put_another_in_its_place(store: Store) -> None:
+    """As a restore does that does not stop what is running."""
+    copied = backup(store)
     for suffix in ("-wal", "-shm"):
         Path(f"{store.path}{suffix}").unlink(missing_ok=True)
-    fresh.replace(store.path)
+    copied.replace(store.path)
 
 
 @pytest.mark.parametrize("command", [("run_queue", "noop"), ("run_alkstore",)], ids=["worker", "all"])
@@ -207,6 +221,98 @@ def test_a_worker_whose_file_is_deleted_ends_with_a_status_of_its_own(store: Sto
     assert "Traceback" not in process.output
 
 
+def test_a_scheduler_whose_file_is_deleted_says_so_and_goes_on_once_there_is_another(store: Store) -> None:
+    services.schedule("often", "@every 1s", "mail", using=ALIAS)
+    copied = backup(store).rename(store.path.parent.with_name("copied"))
+    process = store.start("run_schedules")
+    process.wait_for("fired often")
+    for path in store.path.parent.iterdir():
+        path.unlink(missing_ok=True)
+    process.wait_for("is gone")
+    process.wait_for(TROUBLE, 2)
+    fired = process.output.count("fired often")
+    copied.replace(store.path)
+    process.wait_for("fired often", fired + 2)
+    assert "Traceback" not in process.output
+
+
+@pytest.fixture
+def change(store: Store) -> Iterator[Change]:
+    """What tells a runtime of commits, on the store."""
+    found = dialect_of(connections[ALIAS]).change(ALIAS)
+    yield found
+    found.close()
+
+
+def test_f075_a_replacement_is_noticed_though_somebody_is_writing_to_the_new_file(store: Store, change: Change) -> None:
+    put_another_in_its_place(store)
+    with store.raw() as raw:
+        raw.execute("BEGIN IMMEDIATE")
+        change.version()
+        raw.execute("ROLLBACK")
+    with pytest.raises(DatabaseReplaced, match="replaced by another"):
+        change.version()
+
+
+@pytest.mark.parametrize("what", ["no database", "a folder"])
+def test_f075_what_can_not_be_opened_as_a_database_is_another_file(store: Store, change: Change, what: str) -> None:
+    store.path.unlink()
+    if what == "a folder":
+        store.path.mkdir()
+    else:
+        store.path.write_bytes(b"this is no database" * 1_000)
+    with pytest.raises(DatabaseReplaced, match="replaced by another"):
+        change.version()
+
+
+def test_f075_a_file_that_is_deleted_while_it_is_looked_at_is_gone_and_not_made_anew(
+    store: Store, change: Change, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    connect = sqlite3.connect
+
+    def too_late(*args: Any, **options: Any) -> sqlite3.Connection:
+        store.path.unlink(missing_ok=True)
+        return connect(*args, **options)
+
+    put_another_in_its_place(store)
+    with monkeypatch.context() as patch:
+        patch.setattr(sqlite3, "connect", too_late)
+        with pytest.raises(DatabaseReplaced, match="is gone"):
+            change.version()
+    assert not store.path.exists()
+
+
+@pytest.mark.parametrize("name", ["db.sqlite3", "a ?b#c%41&mode=memory.sqlite3"])
+def test_a_file_whose_number_alone_has_changed_is_the_same_file(
+    store: Store, monkeypatch: pytest.MonkeyPatch, name: str
+) -> None:
+    store.reopen()
+    path = store.path.with_name(name)
+    store.path.rename(path)
+    monkeypatch.setitem(connections[ALIAS].settings_dict, "NAME", path)
+    with closing(dialect_of(connections[ALIAS]).change(ALIAS)) as change:
+        seen = change.version()
+        monkeypatch.setattr(sqlite, "_identity", lambda file: (0, len(file)))
+        assert change.version() == seen
+        connect = sqlite3.connect
+        monkeypatch.setattr(sqlite3, "connect", lambda *args, **options: pytest.fail("it is asked once"))
+        assert change.version() == seen
+        monkeypatch.setattr(sqlite3, "connect", connect)
+
+
+def test_a_folder_that_may_not_be_looked_into_for_a_while_replaces_nothing(
+    store: Store, change: Change, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refuse(path: object) -> None:
+        raise PermissionError(path)
+
+    seen = change.version()
+    with monkeypatch.context() as patch:
+        patch.setattr(os, "stat", refuse)
+        assert change.version() == seen
+    assert change.version() == seen
+
+
 # Damaged
 
 
@@ -233,6 +339,29 @@ def damaged(store: Store) -> Iterator[None]:
             for page, content in whole.items():
                 file.seek((page - 1) * size)
                 file.write(content)
+
+
+def overwrite_header(file: BinaryIO) -> None:
+    file.write(b"\xff" * 4_096)
+
+
+def cut_off(file: BinaryIO) -> None:
+    file.truncate(3 * 4_096)
+
+
+@contextmanager
+def spoilt(store: Store, spoil: Callable[[BinaryIO], object]) -> Iterator[None]:
+    """The file is spoilt from its beginning on for the length of the block, in rollback-journal mode."""
+    with store.raw() as raw, store.path.open("r+b", buffering=0) as file:
+        # While nobody is in a transaction, whose commit would write the first page as it was.
+        raw.execute("BEGIN EXCLUSIVE")
+        whole = file.read()
+        file.seek(0)
+        spoil(file)
+        raw.execute("ROLLBACK")
+        yield
+        file.seek(0)
+        file.write(whole)
 
 
 def commit(store: Store) -> None:
@@ -285,8 +414,9 @@ def test_a_worker_does_not_start_on_a_damaged_table_and_says_why(store: Store) -
 
 
 @pytest.mark.parametrize("command", [("run_queue", "noop"), ("run_schedules",)], ids=["worker", "scheduler"])
-def test_a_running_command_whose_file_s_header_is_damaged_says_so_and_goes_on_where_it_is_mended(
-    store: Store, command: tuple[str, ...]
+@pytest.mark.parametrize(("spoil", "said"), [(overwrite_header, "not a database"), (cut_off, "malformed")])
+def test_a_running_command_whose_file_is_spoilt_says_so_and_goes_on_where_it_is_mended(
+    store: Store, command: tuple[str, ...], spoil: Callable[[BinaryIO], object], said: str
 ) -> None:
     """In rollback-journal mode, where each look at the database reads the header anew."""
     services.schedule("often", "@every 1s", "noop", using=ALIAS)
@@ -295,15 +425,10 @@ def test_a_running_command_whose_file_s_header_is_damaged_says_so_and_goes_on_wh
         raw.execute("PRAGMA journal_mode = DELETE")
     process = store.start(*command, ALKSTORE_TEST_JOURNAL="delete")
     process.wait_for("fired often" if command == ("run_schedules",) else "worker started")
-    with store.path.open("r+b", buffering=0) as file:
-        header = file.read(4_096)
-        file.seek(0)
-        file.write(b"\xff" * 4_096)
+    with spoilt(store, spoil):
         process.wait_for(TROUBLE, 2)
-        file.seek(0)
-        file.write(header)
     process.wait_for("database is back")
-    assert "not a database" in process.output
+    assert said in process.output
     assert "Traceback" not in process.output
     assert process.popen.poll() is None
     assert integrity(store.path) == "ok"
@@ -336,6 +461,105 @@ def test_a_lock_that_stays_is_not_said_at_each_try(clock: ManualClock, caplog: p
         assert 2 <= tries <= 10
         patience.reset()
     assert [record.getMessage() for record in caplog.records[tries:]] == ["database is back: working"]
+
+
+# How often it is tried
+
+
+LONG = 600
+"""Seconds that a fault lasts."""
+
+
+class Hurried(threading.Event):
+    """Waiting for it takes no time, and the clock says that it did."""
+
+    def __init__(self, clock: ManualClock) -> None:
+        super().__init__()
+        self._clock = clock
+
+    def wait(self, timeout: float | None = None) -> bool:
+        self._clock.advance(timeout or 0.0)
+        return self.is_set()
+
+
+class Refusals:
+    """A wrapper of execution: once it is `on`, each statement fails; after `LONG` seconds `over` is called."""
+
+    def __init__(self, clock: ManualClock, code: int, over: Callable[[], object]) -> None:
+        self.count = 0
+        self.on = True
+        self._clock = clock
+        self._over = over
+        self._ends = clock.monotonic() + LONG
+        self._cause = sqlite3.OperationalError()
+        self._cause.sqlite_errorcode = code
+
+    def __call__(self, execute: Any, sql: str, params: Any, many: bool, context: Any) -> Any:
+        if not self.on:
+            return execute(sql, params, many, context)
+        self.count += 1
+        if self._clock.monotonic() >= self._ends:
+            self._over()
+        raise OperationalError("refused") from self._cause
+
+
+@pytest.fixture
+def hurried(clock: ManualClock, monkeypatch: pytest.MonkeyPatch) -> Hurried:
+    """Lets the runtime's waits take no time, except for handlers. A busy database says so at once."""
+    event = Hurried(clock)
+    monkeypatch.setattr(Watch, "wait", lambda self, seen, timeout: event.wait(timeout))
+    monkeypatch.setattr(Watch, "wait_for_bell", lambda self, timeout: event.wait(timeout))
+    monkeypatch.setattr(transactions, "longest_wait", lambda connection: 0.0)
+    return event
+
+
+LASTING = pytest.mark.parametrize(
+    ("code", "longest"),
+    [(sqlite3.SQLITE_FULL, LONGEST_FAULT_PAUSE), (sqlite3.SQLITE_BUSY, LONGEST_CONTENTION_PAUSE)],
+    ids=["a full disk", "a locked file"],
+)
+"""What may last, and the longest pause between two tries. The pauses before it are half as long each."""
+GROWING = 10
+"""Tries, and lines, before the pauses have grown to their longest."""
+
+
+def lines_of_trouble(caplog: pytest.LogCaptureFixture) -> int:
+    return sum(TROUBLE in record.getMessage() for record in caplog.records)
+
+
+@LASTING
+def test_while_a_fault_lasts_a_worker_tries_as_often_as_the_pauses_say_and_says_so_once_a_minute(
+    clock: ManualClock, hurried: Hurried, caplog: pytest.LogCaptureFixture, code: int, longest: float
+) -> None:
+    worker = Worker("default", chosen(["noop"], outboxes=False))
+    refusals = Refusals(clock, code, over=lambda: worker.wind_down("that was long enough"))
+    with connection.execute_wrapper(refusals), caplog.at_level("WARNING", "django_alkstore"):
+        assert worker.run() == 0
+    # For the length of the busy timeout it stands in line, as any writer does.
+    in_line = transactions.busy_timeout("default") / SETTLE if code == sqlite3.SQLITE_BUSY else 0
+    assert LONG / longest <= refusals.count <= in_line + LONG / longest + GROWING
+    assert lines_of_trouble(caplog) <= LONG / LONGEST_QUIET + GROWING
+
+
+@LASTING
+@pytest.mark.parametrize("leads", [True, False], ids=["a leader", "one that would lead"])
+def test_while_a_fault_lasts_a_scheduler_tries_as_often_as_the_pauses_say_and_says_so_once_a_minute(
+    clock: ManualClock, hurried: Hurried, caplog: pytest.LogCaptureFixture, code: int, longest: float, leads: bool
+) -> None:
+    refusals = Refusals(clock, code, over=hurried.set)
+    refusals.on = not leads
+
+    def begin(**_: object) -> None:
+        refusals.on = True
+
+    signals.leader_elected.connect(begin)
+    try:
+        with connection.execute_wrapper(refusals), caplog.at_level("WARNING", "django_alkstore"):
+            assert schedule_until(hurried, "default") == 0
+    finally:
+        signals.leader_elected.disconnect(begin)
+    assert LONG / longest <= refusals.count <= LONG / longest + GROWING
+    assert lines_of_trouble(caplog) <= LONG / LONGEST_QUIET + GROWING
 
 
 # A reader that pins the WAL

@@ -1,6 +1,8 @@
 """What the tests of faults share: a file that may be spoilt, and processes whose store or clock can be moved."""
 
 import os
+import re
+import shutil
 import sqlite3
 import tempfile
 from collections.abc import Callable, Iterator
@@ -80,6 +82,28 @@ class Store:
         connections[ALIAS].close()
 
 
+class SmallDisk:
+    """A store, and what fills the disk that it is on."""
+
+    def __init__(self, store: Store) -> None:
+        self.store = store
+        self._filler = store.path.with_name("filler")
+
+    def fill(self, leaving: int = 0) -> None:
+        """Leave so many blocks free, and none of what the log has been given before."""
+        self.make_room()
+        with self.store.raw() as raw:
+            raw.execute("PRAGMA wal_checkpoint(TRUNCATE)")
+        blocks = shutil.disk_usage(self._filler.parent).free // _BLOCK
+        self._filler.write_bytes(bytes(_BLOCK * (blocks - leaving)))
+
+    def make_room(self) -> None:
+        self._filler.unlink(missing_ok=True)
+
+
+_BLOCK = 4_096
+
+
 def everything(using: str = "default") -> list[list[dict[str, Any]]]:
     """Every row of every table that a test writes."""
     models = (Job, Lock, Schedule, Entry)
@@ -106,6 +130,11 @@ def without_room(pages: int = 0, using: str = "default") -> Iterator[None]:
     finally:
         with connection.cursor() as cursor:
             cursor.execute("PRAGMA max_page_count = 1073741823")
+
+
+def pauses(process: Process) -> list[float]:
+    """The pauses that its lines of trouble announce."""
+    return [float(found[1]) for line in process.lines if (found := re.search(r"again in ([\d.]+) s", line))]
 
 
 class Shift:

@@ -16,13 +16,18 @@ wal, full, locked, read_only, missing, corrupt, unreachable, tables, journal_mod
 in_memory, not_supported, settings, broken. What could not be learnt is null.
 """
 
+import argparse
 import json
+from collections.abc import Callable
 from dataclasses import asdict
+from functools import partial
 from typing import Any
 
 from django.core.exceptions import ImproperlyConfigured
 from django.core.management.base import CommandError, CommandParser
 
+from django_alkstore import names
+from django_alkstore.exceptions import InvalidName
 from django_alkstore.management.base import AlkstoreCommand, duration, positive_int
 from django_alkstore.services.health import Health, Limits, examine
 
@@ -65,6 +70,22 @@ class Command(AlkstoreCommand):
             metavar="MIB",
             help="How much of the write-ahead log a reader may hold up. Default: %(default)d.",
         )
+        parser.add_argument(
+            "--queue",
+            type=_name(partial(names.validate_name, "queue")),
+            action="append",
+            dest="queues",
+            metavar="NAME",
+            help="Of the queues, look at this one alone; may be repeated. Default: at all of them, and all outboxes.",
+        )
+        parser.add_argument(
+            "--outbox",
+            type=_name(names.outbox_queue),
+            action="append",
+            dest="queues",
+            metavar="NAME",
+            help="The same for an outbox.",
+        )
         parser.add_argument("--thorough", action="store_true", help="Read the whole file and look for damage. Slow.")
 
     def handle(self, *args: Any, **options: Any) -> str | None:
@@ -91,7 +112,7 @@ class Command(AlkstoreCommand):
             max_dead=options["max_dead"],
             max_wal=options["max_wal"] * MEBIBYTE,
         )
-        self._say(examine(alias, limits, thorough=options["thorough"]), options)
+        self._say(examine(alias, limits, queues=options["queues"] or (), thorough=options["thorough"]), options)
         return None
 
     def _say(self, health: Health, options: dict[str, Any]) -> None:
@@ -103,6 +124,18 @@ class Command(AlkstoreCommand):
                 self.stdout.write(f"{finding.level}: {_one_line(finding.text)}")
         if not health.healthy:
             raise SystemExit(EXIT_UNHEALTHY)
+
+
+def _name(queue_of: Callable[[str], str]) -> Callable[[str], str]:
+    """An argument's type: the queue that a name stands for."""
+
+    def convert(text: str) -> str:
+        try:
+            return queue_of(text)
+        except InvalidName as error:
+            raise argparse.ArgumentTypeError(str(error)) from error
+
+    return convert
 
 
 def _count(text: str) -> int:
