@@ -12,9 +12,8 @@ from django.db import DatabaseError, connections
 from django.db.backends.sqlite3.base import DatabaseWrapper
 
 from django_alkstore import conf, registry
-from django_alkstore.dialects.sqlite import MINIMUM_VERSION
+from django_alkstore.dialects.sqlite import ENOUGH_TIMEOUT, MINIMUM_VERSION
 from django_alkstore.dialects.transactions import is_contention, resolve_alias
-from django_alkstore.dialects.vitals import ENOUGH_TIMEOUT
 
 _OPTIONS_HINT = (
     "In DATABASES[{alias!r}]['OPTIONS'] set: 'transaction_mode': 'IMMEDIATE', 'timeout': 20, "

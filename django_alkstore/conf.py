@@ -3,9 +3,9 @@
 import copy
 import json
 from collections.abc import Callable, Collection, Iterator, Mapping
-from dataclasses import dataclass, field, fields
 from difflib import get_close_matches
-from typing import Any
+from types import MappingProxyType
+from typing import Any, NamedTuple
 
 from django.conf import settings as django_settings
 from django.core.exceptions import ImproperlyConfigured
@@ -17,8 +17,7 @@ from django_alkstore.exceptions import AlkstoreError, InvalidOption, shown
 from django_alkstore.names import outbox_of, validate_name
 
 
-@dataclass(frozen=True, slots=True)
-class JobDefaults:
+class JobDefaults(NamedTuple):
     """What is stamped on a job whose enqueue left it out. Durations are seconds."""
 
     visibility_timeout: float = 300.0
@@ -30,8 +29,7 @@ class JobDefaults:
 OUTBOX_DEFAULTS = JobDefaults(visibility_timeout=60.0, max_attempts=5, backoff_base=5.0)
 
 
-@dataclass(frozen=True, slots=True)
-class Settings:
+class Settings(NamedTuple):
     """The `ALKSTORE` setting, validated."""
 
     database: str | None = None
@@ -41,7 +39,7 @@ class Settings:
     keep_completed: float | None = 86_400.0
     """Seconds; 0 deletes a job when it is acked, `None` keeps it for ever."""
     keep_dead: float | None = None
-    queues: Mapping[str, JobDefaults] = field(default_factory=dict)
+    queues: Mapping[str, JobDefaults] = MappingProxyType({})
 
     def defaults_for(self, queue: str) -> JobDefaults:
         """What is stamped on the jobs of a queue, or of an outbox's queue, that leave it out."""
@@ -77,7 +75,7 @@ def job_defaults(where: str, value: object) -> JobDefaults:
     """Read one queue's defaults; `InvalidOption` names the key that is wrong."""
     if not isinstance(value, Mapping):
         raise InvalidOption(f"{where} must be a dict of job options, not {shown(value)}")
-    known = sorted(f.name for f in fields(JobDefaults))
+    known = sorted(JobDefaults._fields)
     for key in value:
         if key not in known:
             raise InvalidOption(_unknown_key(where, key, known))

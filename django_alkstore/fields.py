@@ -6,13 +6,14 @@ from typing import TYPE_CHECKING, Any
 from django.core.exceptions import ValidationError
 from django.db import models
 from django.db.backends.base.base import BaseDatabaseWrapper
-from django.db.models.sql.compiler import SQLCompiler
 from django.utils.dateparse import parse_datetime
 
 from django_alkstore.clock import from_us, readable, to_us
 from django_alkstore.payloads import UnreadablePayload, dumps, read_payload
 
 if TYPE_CHECKING:
+    from django.db.models.sql.compiler import SQLCompiler  # nothing else imports it before the first query
+
     # What is set and read is typed as for a DateTimeField, `null` included; the column is another.
     _Instant = models.DateTimeField
     _JSON = models.Field[Any, Any]
@@ -72,7 +73,7 @@ class JSONTextField(_JSON):
     def get_internal_type(self) -> str:
         return "TextField"
 
-    def select_format(self, compiler: SQLCompiler, sql: str, params: Any) -> Any:
+    def select_format(self, compiler: "SQLCompiler", sql: str, params: Any) -> Any:
         # As bytes: a text that is not UTF-8, which something else wrote, would fail the whole statement.
         if compiler.connection.vendor == "sqlite":
             sql = f"CAST({sql} AS BLOB)"

@@ -8,9 +8,8 @@ import threading
 import traceback
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
 from importlib import import_module
-from typing import Any, TypeVar
+from typing import Any, NamedTuple, TypeVar
 
 from django.apps import apps
 from django.core.exceptions import ImproperlyConfigured
@@ -27,8 +26,7 @@ DEFAULT_TIME_LIMIT = 3_600.0
 T = TypeVar("T", bound=Callable[..., Any])
 
 
-@dataclass(frozen=True, slots=True)
-class Registration:
+class Registration(NamedTuple):
     """One queue's handler."""
 
     queue: str
@@ -52,8 +50,7 @@ class Registration:
         return outbox_of(self.queue) is not None
 
 
-@dataclass(frozen=True, slots=True)
-class BrokenModule:
+class BrokenModule(NamedTuple):
     """An `alkstore` module that could not be imported."""
 
     module: str

@@ -1,7 +1,7 @@
 """The schedule grammar: `@every <n><unit>`, and the arithmetic of its grid."""
 
 import re
-from dataclasses import dataclass
+from typing import NamedTuple
 
 from django_alkstore.clock import LAST_US, SECOND
 from django_alkstore.exceptions import InvalidSpec
@@ -12,8 +12,7 @@ _MAX_DIGITS = 15
 """Longer numbers are past every date already; refusing them by length keeps them from being parsed at all."""
 
 
-@dataclass(frozen=True, slots=True)
-class Every:
+class Every(NamedTuple):
     """A parsed spec: one boundary every `interval` microseconds."""
 
     interval: int

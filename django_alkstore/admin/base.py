@@ -15,7 +15,6 @@ from django.db.models import Model, QuerySet
 from django.http import HttpRequest
 
 from django_alkstore.admin.readable import readable
-from django_alkstore.dialects.transactions import resolve_alias, write_transaction
 from django_alkstore.exceptions import AlkstoreError, DuplicateJob
 
 M = TypeVar("M", bound=Model)
@@ -44,6 +43,8 @@ class ReadOnlyAdmin(admin.ModelAdmin, Generic[M]):  # type: ignore[type-arg]  # 
         css = {"all": ("django_alkstore/admin.css",)}
 
     def get_queryset(self, request: HttpRequest) -> QuerySet[M]:
+        from django_alkstore.dialects.transactions import resolve_alias
+
         return readable(super().get_queryset(request).using(resolve_alias(None)))
 
     def has_add_permission(self, request: HttpRequest) -> bool:
@@ -65,6 +66,8 @@ class ReadOnlyAdmin(admin.ModelAdmin, Generic[M]):  # type: ignore[type-arg]  # 
 
     def act(self, request: HttpRequest, queryset: QuerySet[M], done: str, change: Callable[[M, str], object]) -> None:
         """Call `change` (a service, on a row and a database) for each selected row; log, and say what came of it."""
+        from django_alkstore.dialects.transactions import resolve_alias
+
         alias = resolve_alias(None)
         # All at once, and the ids alone: changing the rows moves them out of the filter that found them.
         ids = list(queryset.order_by("pk").values_list("pk", flat=True))
@@ -78,6 +81,8 @@ class ReadOnlyAdmin(admin.ModelAdmin, Generic[M]):  # type: ignore[type-arg]  # 
 
     def _change_batch(self, alias: str, ids: list[Any], change: Callable[[M, str], object]) -> list[tuple[M, str]]:
         """Change these rows in one transaction. They are read under the writer lock, so nobody is in between."""
+        from django_alkstore.dialects.transactions import write_transaction
+
         selected = self.model._default_manager.using(alias).filter(pk__in=ids).only("pk").order_by("pk")
         rows = readable(selected, self.read_by_actions)
         return write_transaction(alias, lambda _: [(row, _attempt(change, row, alias)) for row in list(rows.all())])

@@ -9,7 +9,7 @@ from django.db.models.functions import Substr
 from django.http import HttpRequest
 from django.utils.safestring import SafeString
 
-from django_alkstore import clock, services
+from django_alkstore import clock
 from django_alkstore.admin import show
 from django_alkstore.admin.base import ReadOnlyAdmin
 from django_alkstore.admin.lists import FILTERS, NOT_LISTED, JobChangeList, search_condition
@@ -17,7 +17,6 @@ from django_alkstore.admin.readable import in_place_of
 from django_alkstore.failures import EXPIRED
 from django_alkstore.models import Job, State
 from django_alkstore.names import describe_queue
-from django_alkstore.registry import registrations
 
 
 def explain(job: Job, now: datetime) -> str:
@@ -43,6 +42,8 @@ def _explain_pending(job: Job, now: datetime) -> str:
     if job.run_at > now:
         retry = " Its last attempt failed." if job.attempts else ""
         return f"Not due until {_when(job.run_at)}.{retry}"
+    from django_alkstore.registry import registrations
+
     waits = f"Due since {_when(job.run_at)}, and waiting for a worker."
     if any(registration.queue == job.queue for registration in registrations()):
         return waits
@@ -138,12 +139,18 @@ class JobAdmin(ReadOnlyAdmin[Job]):
 
     @admin.action(description="Requeue dead or cancelled jobs", permissions=["operate"])
     def requeue(self, request: HttpRequest, queryset: QuerySet[Job]) -> None:
+        from django_alkstore import services
+
         self.act(request, queryset, "requeued", lambda job, using: services.requeue(job.pk, using=using))
 
     @admin.action(description="Cancel pending or processing jobs", permissions=["operate"])
     def cancel(self, request: HttpRequest, queryset: QuerySet[Job]) -> None:
+        from django_alkstore import services
+
         self.act(request, queryset, "cancelled", lambda job, using: services.cancel(job.pk, using=using))
 
     @admin.action(description="Run delayed jobs now", permissions=["operate"])
     def run_now(self, request: HttpRequest, queryset: QuerySet[Job]) -> None:
+        from django_alkstore import services
+
         self.act(request, queryset, "made due now", lambda job, using: services.run_now(job.pk, using=using))

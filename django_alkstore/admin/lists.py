@@ -8,10 +8,9 @@ are then fetched by id. The table itself is walked only where nothing is filtere
 from __future__ import annotations  # Django's classes take no type arguments when they run
 
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
 from datetime import datetime
 from functools import cached_property
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from django.contrib import admin
 from django.contrib.admin.options import IncorrectLookupParameters
@@ -23,7 +22,6 @@ from django.http import HttpRequest
 
 from django_alkstore import clock
 from django_alkstore.admin.show import queue_name
-from django_alkstore.dialects.transactions import read, resolve_alias
 from django_alkstore.models import LIVE_STATES, Job, State
 from django_alkstore.names import OUTBOX_PREFIX
 
@@ -79,8 +77,7 @@ def search_condition(term: str) -> Q:
     return found if number is None else found | Q(pk=number)
 
 
-@dataclass(frozen=True, slots=True)
-class Wanted:
+class Wanted(NamedTuple):
     """What the filters and the search ask for."""
 
     state: str | None = None
@@ -226,6 +223,8 @@ class QueueFilter(_Filter):
     title = parameter_name = "queue"
 
     def lookups(self, request: HttpRequest, model_admin: Any) -> Iterable[tuple[str, str]]:
+        from django_alkstore.dialects.transactions import resolve_alias
+
         names = _queue_names(resolve_alias(None))[:MAX_QUEUES]
         chosen = self.value()
         if chosen is not None and chosen not in names:
@@ -235,6 +234,8 @@ class QueueFilter(_Filter):
 
 def _queue_names(alias: str) -> list[str]:
     """Every queue that holds a job. `queue_stats` knows them too, but counts."""
+    from django_alkstore.dialects.transactions import read
+
     finished = Job.objects.using(alias).filter(finished_at__isnull=False)
     stored = finished.values_list(Cast("queue", BinaryField()), flat=True).distinct()
     names = {*read(alias, lambda db: db.live_queues()), *(name.decode(errors="replace") for name in stored)}

@@ -5,11 +5,10 @@ from django.db.models import QuerySet
 from django.http import HttpRequest
 from django.utils.safestring import SafeString
 
-from django_alkstore import clock, services
+from django_alkstore import clock
 from django_alkstore.admin import show
 from django_alkstore.admin.base import ReadOnlyAdmin
 from django_alkstore.models import Lock
-from django_alkstore.services import presence
 
 
 @admin.register(Lock)
@@ -28,6 +27,8 @@ class LockAdmin(ReadOnlyAdmin[Lock]):
     expires = show.column("expires_at", "expires", show.moment)
 
     def get_queryset(self, request: HttpRequest) -> QuerySet[Lock]:
+        from django_alkstore.services import presence
+
         # A worker's signs of life are rows of this table too, and nothing that anybody holds.
         return presence.without_signs(super().get_queryset(request))
 
@@ -42,4 +43,6 @@ class LockAdmin(ReadOnlyAdmin[Lock]):
 
     @admin.action(description="Release by force, whoever holds it", permissions=["operate"])
     def force_release(self, request: HttpRequest, queryset: QuerySet[Lock]) -> None:
+        from django_alkstore import services
+
         self.act(request, queryset, "released", lambda lock, using: services.force_release(lock.name, using=using))

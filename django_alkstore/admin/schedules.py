@@ -5,7 +5,6 @@ from django.db.models import QuerySet
 from django.http import HttpRequest
 from django.utils.safestring import SafeString
 
-from django_alkstore import services
 from django_alkstore.admin import show
 from django_alkstore.admin.base import ReadOnlyAdmin
 from django_alkstore.models import Schedule
@@ -54,12 +53,18 @@ class ScheduleAdmin(ReadOnlyAdmin[Schedule]):
 
     @admin.action(description="Pause schedules", permissions=["operate"])
     def pause(self, request: HttpRequest, queryset: QuerySet[Schedule]) -> None:
+        from django_alkstore import services
+
         self.act(request, queryset, "paused", lambda row, using: services.pause_schedule(row.name, using=using))
 
     @admin.action(description="Resume schedules", permissions=["operate"])
     def resume(self, request: HttpRequest, queryset: QuerySet[Schedule]) -> None:
+        from django_alkstore import services
+
         self.act(request, queryset, "resumed", lambda row, using: services.resume_schedule(row.name, using=using))
 
     @admin.action(description="Fire now, beside the boundaries", permissions=["operate"])
     def fire_now(self, request: HttpRequest, queryset: QuerySet[Schedule]) -> None:
+        from django_alkstore import services
+
         self.act(request, queryset, "fired", lambda row, using: services.fire_schedule(row.name, using=using))

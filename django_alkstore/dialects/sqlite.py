@@ -34,6 +34,8 @@ from django_alkstore.models import Job, Lock, Schedule
 
 MINIMUM_VERSION = (3, 35)
 """The first with RETURNING."""
+ENOUGH_TIMEOUT = 5.0
+"""Seconds. With a busy timeout below this a writer in line gives up while others do nothing wrong."""
 
 JOB = f'"{Job._meta.db_table}"'
 LOCK = f'"{Lock._meta.db_table}"'

@@ -15,8 +15,6 @@ from django.db.backends.base.base import BaseDatabaseWrapper
 from django_alkstore.clock import SECOND
 from django_alkstore.dialects.sqlite import JOB
 
-ENOUGH_TIMEOUT = 5.0
-"""Seconds. With a busy timeout below this a writer in line gives up while others do nothing wrong."""
 LEAST_ROOM = 2**20
 """Bytes. With less than this left on the disk the next transactions fail, if not the next one."""
 

@@ -4,7 +4,6 @@ The claim takes nothing while its queue holds something to sweep, so that a laps
 order before others are handed out, and a sweep of thousands holds the writer lock for one small batch at a time.
 """
 
-from dataclasses import dataclass, field
 from functools import partial
 
 from django.db import OperationalError
@@ -32,14 +31,14 @@ STALE = 0.05
 """Seconds in line after which a claim's leases are renewed, since they began to count before the wait."""
 
 
-@dataclass(slots=True)
 class Swept:
     """The ids of one queue's jobs that a sweep has changed."""
 
-    queue: str
-    reopened: list[int] = field(default_factory=list)
-    spent: list[int] = field(default_factory=list)
-    expired: list[int] = field(default_factory=list)
+    def __init__(self, queue: str) -> None:
+        self.queue = queue
+        self.reopened: list[int] = []
+        self.spent: list[int] = []
+        self.expired: list[int] = []
 
     def __bool__(self) -> bool:
         return bool(self.ids)

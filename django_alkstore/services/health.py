@@ -18,6 +18,7 @@ from django_alkstore import clock, names
 from django_alkstore.ages import age
 from django_alkstore.clock import SECOND, from_us
 from django_alkstore.dialects import Operations, dialect_of, vitals
+from django_alkstore.dialects.sqlite import ENOUGH_TIMEOUT
 from django_alkstore.dialects.transactions import limit_wait, read, write_operations
 from django_alkstore.exceptions import InvalidSpec
 from django_alkstore.models import Job, Lock, Schedule, State
@@ -200,8 +201,8 @@ class _Examination:
         if journal != "wal":
             text = f"the journal mode is {journal.upper()}, not WAL: readers and writers wait for each other"
             self.health.warning("journal_mode", text)
-        if timeout < vitals.ENOUGH_TIMEOUT:
-            text = f"the busy timeout is {timeout:g} s, below {vitals.ENOUGH_TIMEOUT:g} s"
+        if timeout < ENOUGH_TIMEOUT:
+            text = f"the busy timeout is {timeout:g} s, below {ENOUGH_TIMEOUT:g} s"
             self.health.warning("busy_timeout", text)
         if mode != "IMMEDIATE":
             self.health.warning("transaction_mode", f"transactions begin in {mode} mode, not IMMEDIATE")

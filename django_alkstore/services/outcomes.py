@@ -1,8 +1,7 @@
 """How an attempt ends: the four outcomes, and the one place that puts them on the row."""
 
-from dataclasses import dataclass, replace
 from enum import Enum, auto
-from typing import Protocol
+from typing import NamedTuple, Protocol
 
 from django_alkstore import backoff, clock, conf, failures
 from django_alkstore.clock import LAST_US, SECOND, from_us
@@ -21,8 +20,7 @@ class Kind(Enum):
     GIVE_BACK = auto()  # pending again, the attempt not counted
 
 
-@dataclass(frozen=True, slots=True)
-class Outcome:
+class Outcome(NamedTuple):
     """One attempt's end."""
 
     kind: Kind
@@ -81,9 +79,9 @@ def _asked_for(error: BaseException) -> Outcome:
     if issubclass(kind, Snooze):
         return Outcome(Kind.GIVE_BACK, delay=_delay(getattr(error, "delay", None)))
     if issubclass(kind, Discard):
-        return replace(fail(error), asked_for=True)
+        return fail(error)._replace(asked_for=True)
     if issubclass(kind, Retry):
-        return replace(retry(error, getattr(error, "delay", None)), asked_for=True)
+        return retry(error, getattr(error, "delay", None))._replace(asked_for=True)
     return retry(error)
 
 

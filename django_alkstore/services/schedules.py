@@ -1,6 +1,5 @@
 """Schedules: declared, paused, and turned into jobs boundary by boundary."""
 
-from dataclasses import dataclass, field
 from datetime import datetime
 from typing import Any, NamedTuple, Unpack
 
@@ -193,12 +192,12 @@ def tick(now: datetime | None = None, *, using: str | None = None) -> list[Fire]
     return ticked.fires
 
 
-@dataclass(slots=True)
 class Ticked:
     """What a tick has done; `announce` says so, once it is committed."""
 
-    fires: list[Fire] = field(default_factory=list)
-    broken: list[tuple[str, str]] = field(default_factory=list)
+    def __init__(self) -> None:
+        self.fires: list[Fire] = []
+        self.broken: list[tuple[str, str]] = []
 
     def announce(self) -> None:
         for fire in self.fires:
@@ -234,8 +233,7 @@ def tick_step(db: Operations, now: int) -> Ticked:
     return ticked
 
 
-@dataclass(frozen=True, slots=True)
-class _Due:
+class _Due(NamedTuple):
     """A due schedule, read and checked."""
 
     name: str

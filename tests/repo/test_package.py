@@ -125,6 +125,22 @@ def test_f074_loading_the_app_starts_no_thread_no_connection_and_no_query() -> N
     assert run(LOADED) == "quiet\n"
 
 
+STARTED = """
+import os, sys
+os.environ["DJANGO_SETTINGS_MODULE"] = "bench.project.settings"
+os.environ["BENCH_FOLDER"] = "."
+import django
+django.setup()
+assert "django_alkstore.admin.jobs" in sys.modules
+late = ("services", "registry", "runtime", "dialects", "conf", "checks")
+print([name for name in sys.modules if name.startswith(tuple(f"django_alkstore.{module}" for module in late))])
+"""
+
+
+def test_a_start_imports_the_models_and_the_admin_alone() -> None:
+    assert run(STARTED) == "[]\n"
+
+
 def test_the_version_is_read_without_django() -> None:
     code = (
         "import sys, django_alkstore; assert django_alkstore.__version__; assert 'django' not in sys.modules; print(1)"
