@@ -67,7 +67,10 @@ class Prospects:
         self._due[queue] = None
 
     def look_around(self) -> None:
-        """Now and then: has anybody committed? A worker that has its hands full does not wait for such news."""
+        """Now and then: has anybody committed? A worker that has its hands full does not wait for such news.
+
+        `DatabaseReplaced` where the file is another one, or gone.
+        """
         now = clock.monotonic()
         if now >= self._look_around_at:
             self._look_around_at = now + LOOK_AROUND

@@ -143,13 +143,13 @@ class Rounds:
         """One round. `call`: wake a thread for what is claimed; one of them would start it by itself."""
         with gathered():
             self._collect()
+            self.prospects.look_around()
             if not self.is_paused:
                 self._try(call=call)
 
     def _try(self, *, call: bool) -> None:
         try:
             limit_wait(self.alias, LONGEST_WAIT)
-            self.prospects.look_around()
             work = self._plan()
             if work:
                 written = write_operations(self.alias, partial(self._write, work))

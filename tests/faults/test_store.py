@@ -23,8 +23,8 @@ from django_alkstore.dialects.base import Change, DatabaseReplaced
 from django_alkstore.dialects.watch import Watch
 from django_alkstore.models import Job
 from django_alkstore.runtime.loop import chosen
-from django_alkstore.runtime.scheduler import schedule_until
 from django_alkstore.runtime.prospects import SETTLE
+from django_alkstore.runtime.scheduler import schedule_until
 from django_alkstore.runtime.worker import Worker
 from django_alkstore.services.patience import (
     LONGEST_CONTENTION_PAUSE,
