@@ -14,7 +14,7 @@ from typing import Any, TypeVar, TypeVarTuple
 
 from asgiref.sync import ThreadSensitiveContext, sync_to_async
 
-from django_alkstore.services.handles import cancelled
+from django_alkstore.services.handles import ended
 
 T = TypeVar("T")
 Ts = TypeVarTuple("Ts")
@@ -35,7 +35,9 @@ class Host:
             self._run(result if asyncio.iscoroutine(result) else _awaited(result))
         finally:
             if left := asyncio.all_tasks(self._loop):
-                self._run(cancelled(left))
+                for task in left:
+                    task.cancel()
+                self._run(ended(left))
 
     def beside(self, call: Callable[[str], bool], argument: str) -> bool:
         """`call` in the other thread, if anything has run there since the last time; else `False`."""

@@ -52,18 +52,19 @@ def run_to_end(
 
 
 async def _awaited(result: Awaitable[object]) -> None:
+    """Await it; tasks that it started and left behind are cancelled, as at the end of `asyncio.run`."""
     before = asyncio.all_tasks()
     try:
         await result
     finally:
-        if left := asyncio.all_tasks() - before:
-            await cancelled(left)
+        left = asyncio.all_tasks() - before
+        for task in left:
+            task.cancel()
+        await ended(left)
 
 
-async def cancelled(tasks: Iterable["asyncio.Task[Any]"]) -> None:
-    """Cancel what a coroutine has started and left behind, as `asyncio.run` does at its end."""
-    for task in tasks:
-        task.cancel()
+async def ended(tasks: Iterable["asyncio.Task[Any]"]) -> None:
+    """Until they have ended, however they do."""
     await asyncio.gather(*tasks, return_exceptions=True)
 
 

@@ -8,10 +8,12 @@ import sqlite3
 import sys
 import threading
 from contextlib import closing, suppress
+from contextvars import ContextVar
 from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
+from asgiref.sync import sync_to_async
 from django.db import DatabaseError, IntegrityError, connection, transaction
 
 from django_alkstore import clock
@@ -350,13 +352,34 @@ async def async_atomic(job: JobHandle) -> None:
         raise ValueError("after the row")
 
 
+_trace: ContextVar[str] = ContextVar("trace", default="fine")
+
+
+async def _write_late() -> None:
+    await asyncio.sleep(0)
+    await Entry.objects.acreate(text="late")
+
+
 @handler("async-hostile")
 async def async_hostile(job: JobHandle) -> None:
+    """What `hostile` does, with `beside: ` before it in the thread of the ORM's calls; or what only a coroutine can."""
     await asyncio.sleep(0)
-    if job.payload == "write":
-        await Entry.objects.acreate(text="fine")
+    kind = job.payload
+    if kind == "write":
+        await Entry.objects.acreate(text=_trace.get())
+    elif kind == "set the context":
+        _trace.set("what another job has set")
+    elif kind == "leave a task":
+        HELD.append(asyncio.create_task(_write_late()))
+    elif kind == "stop the loop":
+        asyncio.get_running_loop().stop()
+        await asyncio.sleep(0)
+    elif kind == "close the loop":
+        asyncio.get_running_loop().close()
+    elif kind.startswith("beside: "):
+        await sync_to_async(HOSTILE[kind.removeprefix("beside: ")])()
     else:
-        HOSTILE[job.payload]()
+        HOSTILE[kind]()
 
 
 @handler("exit-hard")

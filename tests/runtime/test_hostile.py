@@ -106,6 +106,27 @@ def test_f059_a_transaction_that_is_left_open_harms_no_other_job_and_is_never_co
     assert jobs["open cursor"].state == "completed"
 
 
+def test_f059_so_it_is_where_an_async_handler_s_queries_run(start: Start) -> None:
+    kinds = ["broken transaction", "manual commit", "close in transaction", "savepoint", "close", "open cursor"]
+    jobs = run_with_a_fine_job_behind_each(start, [f"beside: {kind}" for kind in kinds], queue="async-hostile")
+    assert not Entry.objects.exclude(text="fine").exists()
+    for kind in ("broken transaction", "manual commit", "savepoint"):
+        assert jobs[f"beside: {kind}"].state == "dead", kind
+    assert "left a transaction open" in jobs["beside: manual commit"].errors[0]["error"]
+    for kind in ("close", "open cursor"):
+        assert jobs[f"beside: {kind}"].state == "completed", kind
+
+
+def test_what_a_coroutine_leaves_behind_harms_no_other_job(start: Start) -> None:
+    """Its tasks, its context, and a loop that it has stopped or closed."""
+    kinds = ["set the context", "leave a task", "stop the loop", "close the loop", "leave a task", "stop the loop"]
+    jobs = run_with_a_fine_job_behind_each(start, kinds, queue="async-hostile")
+    assert not Entry.objects.exclude(text="fine").exists()
+    assert jobs["set the context"].state == jobs["leave a task"].state == "completed"
+    for kind in ("stop the loop", "close the loop"):
+        assert jobs[kind].state == "dead", kind
+
+
 @pytest.mark.parametrize(
     "kind",
     ["bad retry", "retry for ever", "snooze for nan", "snooze for text", "own retry", "own snooze", "liar"],

@@ -390,3 +390,13 @@ def test_work_goes_on_while_there_is_much_to_prune(start: Start) -> None:
     process.wait_for("pruned 3000 completed")
     lines = [line for line in process.lines if "pruned" in line or f"completed job {job.pk} " in line]
     assert "completed job" in lines[0]
+
+
+def test_a_queue_that_was_empty_is_not_forgotten_while_another_keeps_every_thread_busy(start: Start) -> None:
+    """The first is never found empty, so that nobody waits for news."""
+    enqueue_many("paced", [0.01] * 1_000)
+    worker = start("run_queue", "paced", "noop", "--concurrency", "1")
+    worker.wait_for("completed job")
+    late = enqueue("noop", None)
+    wait_for_state("completed", late.pk)
+    assert Job.objects.filter(queue="paced", state="pending").exists()
