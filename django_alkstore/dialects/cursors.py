@@ -72,7 +72,7 @@ class DirectCursor:
         connection.validate_thread_sharing()
         connection.close_if_health_check_failed()
         if connection.connection is None or _get_running_loop() is not None:
-            connection.ensure_connection()  # refuses inside a running event loop, if there is no leave
+            connection.ensure_connection()  # refuses inside a running event loop, unless that is allowed
         connection.validate_no_broken_transaction()
         self._connection = connection
         self._cursor: sqlite3.Cursor = connection.connection.cursor()

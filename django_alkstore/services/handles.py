@@ -168,7 +168,7 @@ class JobHandle:
     def lease_lost(self) -> threading.Event:
         """Set once the lease is known to be lost: a long handler can look, and stop."""
         if self._lease_lost is None:
-            with _making_events:  # the handler's thread and the worker's loop may both be the first to ask
+            with _making_events:  # the handler's thread and the one that runs the round may both be the first to ask
                 self._lease_lost = self._lease_lost or threading.Event()
         return self._lease_lost
 
