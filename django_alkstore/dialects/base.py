@@ -27,7 +27,7 @@ class DatabaseReplaced(OperationalError):
 
 
 class Change(Protocol):
-    """Sees the commits of others, over a connection of its own. Used by one thread at a time."""
+    """Sees the commits of others, over a connection of its own. Any thread may ask for the version."""
 
     def version(self) -> object:
         """A value that differs from the last one if anything has been committed since. `DatabaseReplaced`."""

@@ -6,6 +6,7 @@ transaction of `set_autocommit(False)` before those only.
 
 import os
 import sqlite3
+import threading
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager, closing, contextmanager, suppress
 from functools import lru_cache
@@ -284,6 +285,8 @@ class DataVersion:
         # which also keeps each close of another connection from being the last, which would checkpoint.
         self._wrapper = connections.create_connection(using)
         self._wrapper.inc_thread_sharing()
+        # Of two threads that ask at once one may be given no row: the driver hands both the same cached statement.
+        self._asking = threading.Lock()
         try:
             self._connect()
         except BaseException:
@@ -300,6 +303,10 @@ class DataVersion:
         self._identity = _identity(self._file)
 
     def version(self) -> object:
+        with self._asking:
+            return self._version()
+
+    def _version(self) -> object:
         with suppress(OSError):  # it cannot be looked at for now; what is open goes on
             if _identity(self._file) != self._identity:
                 self._refuse_another_file()

@@ -39,7 +39,7 @@ _sleep = time.sleep
 
 
 class Watch:
-    """Waits for one thread; any thread, and any signal handler, may ring its bell."""
+    """Waits for one thread; any thread may ask it for the version, and any signal handler, too, may ring its bell."""
 
     def __init__(self, using: str) -> None:
         self._change = dialect_of(connections[using]).change(using)

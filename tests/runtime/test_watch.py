@@ -71,6 +71,21 @@ def test_without_a_commit_the_version_stays_and_a_wait_ends_with_its_time(watch:
     assert watch.wait(seen, 0) is False
 
 
+def test_the_version_may_be_asked_for_by_a_thread_while_another_waits(watch: Watch) -> None:
+    """As a worker's loop and a handler's thread that runs its round do."""
+    enough = 30_000
+    seen = watch.version()
+    asked = []
+
+    def ask() -> None:
+        asked.append({watch.version() for _ in range(enough)})
+
+    others = [in_thread(ask), in_thread(ask)]
+    for other in others:
+        other.join()
+    assert asked == [{seen}, {seen}]
+
+
 def test_a_commit_of_this_thread_is_seen(watch: Watch) -> None:
     seen = watch.version()
     write()
