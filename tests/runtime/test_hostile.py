@@ -118,7 +118,7 @@ def test_f059_so_it_is_where_an_async_handler_s_queries_run(start: Start) -> Non
 
 
 def test_what_a_coroutine_leaves_behind_harms_no_other_job(start: Start) -> None:
-    """Its tasks, its context, and a loop that it has stopped or closed."""
+    """Its tasks, its context, and a loop that it has stopped or tried to close."""
     kinds = ["set the context", "leave a task", "stop the loop", "close the loop", "leave a task", "stop the loop"]
     jobs = run_with_a_fine_job_behind_each(start, kinds, queue="async-hostile")
     assert not Entry.objects.exclude(text="fine").exists()
