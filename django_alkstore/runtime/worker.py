@@ -107,6 +107,7 @@ class Worker:
         signals.emit(signals.worker_stopped, completed=self._rounds.completed, failed=self._rounds.failed)
         if not self._threads.finish(patience=0.0 if self._rounds.stuck or self._rounds.runs else 1.0):
             self._end_process(code)
+        self._connection.dec_thread_sharing()
         self._watch.close()
         return code
 

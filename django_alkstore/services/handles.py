@@ -249,7 +249,7 @@ class JobHandle:
         connection = connections[self.using]
         if connection.in_atomic_block:
             transaction.on_commit(self._mark_settled, using=self.using)
-        elif connection.get_autocommit():
+        elif connection.autocommit:  # known: it has just written
             self._mark_settled()
 
     def _mark_settled(self) -> None:
