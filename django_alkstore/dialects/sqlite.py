@@ -285,8 +285,8 @@ class DataVersion:
         # which also keeps each close of another connection from being the last, which would checkpoint.
         self._wrapper = connections.create_connection(using)
         self._wrapper.inc_thread_sharing()
-        # Of two threads that ask at once one may be given no row: the driver hands both the same cached statement.
         self._asking = threading.Lock()
+        """Two threads that ask at once would share the driver's one prepared statement, and each other's answer."""
         try:
             self._connect()
         except BaseException:
@@ -304,16 +304,13 @@ class DataVersion:
 
     def version(self) -> object:
         with self._asking:
-            return self._version()
-
-    def _version(self) -> object:
-        with suppress(OSError):  # it cannot be looked at for now; what is open goes on
-            if _identity(self._file) != self._identity:
-                self._refuse_another_file()
-        try:
-            return self._raw.execute("PRAGMA data_version").fetchone()[0]
-        except sqlite3.DatabaseError:  # damaged, too: whoever reads next will be told how
-            return BUSY
+            with suppress(OSError):  # it cannot be looked at for now; what is open goes on
+                if _identity(self._file) != self._identity:
+                    self._refuse_another_file()
+            try:
+                return self._raw.execute("PRAGMA data_version").fetchone()[0]
+            except sqlite3.DatabaseError:  # damaged, too: whoever reads next will be told how
+                return BUSY
 
     def _refuse_another_file(self) -> None:
         """`DatabaseReplaced`, unless it is the same file whose number has changed, as some file systems do."""
