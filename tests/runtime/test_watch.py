@@ -15,6 +15,7 @@ from django.db.backends.base.base import BaseDatabaseWrapper
 
 from django_alkstore.dialects.watch import Watch
 from django_alkstore.services import enqueue
+from django_alkstore.services.leader import StopEvent
 from tests.ledger.models import Entry
 from tests.processes import PATIENCE, Process
 
@@ -259,6 +260,16 @@ def test_a_signal_handler_rings_the_bell(watch: Watch, when: str) -> None:
     finally:
         signal.signal(signal.SIGUSR1, before)
     assert rung == [signal.SIGUSR1]
+
+
+def test_a_bell_may_be_rung_once_nobody_waits_any_more(watch: Watch) -> None:
+    """A signal, or the end of something else, comes when it comes."""
+    stop = StopEvent()
+    with stop.ringing(watch):
+        watch.close()
+        watch.ring()
+        stop.set()
+    assert stop.is_set()
 
 
 def test_a_commit_is_news_also_when_the_bell_rang(watch: Watch) -> None:
