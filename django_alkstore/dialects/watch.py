@@ -35,6 +35,9 @@ FOREIGN_PAUSE = 0.002
 _SELECTABLE = 0.001
 """Seconds. `epoll` waits in whole milliseconds; shorter steps are slept."""
 
+_CLOSED = -1
+"""The number of a closed socket's file."""
+
 _sleep = time.sleep
 
 
@@ -53,11 +56,14 @@ class Bell:
         return self._hears.fileno()
 
     def ring(self) -> None:
-        """End the current or the next wait at once."""
+        """End the current or the next wait at once. Once it is closed, nobody waits."""
         try:
             self._rings.send(b"\0")
         except BlockingIOError:
             return  # so many rings wait already that this one is heard with them
+        except OSError:
+            if self._rings.fileno() != _CLOSED:
+                raise
 
     def wait(self, timeout: float | None = None) -> bool:
         """Wait at most `timeout` seconds; was it rung?"""

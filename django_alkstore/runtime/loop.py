@@ -191,7 +191,7 @@ def _cut_off(scheduler: "_SchedulerThread") -> int:
         signals.emit(signals.scheduler_cut_off)
         signals.flush()
         os._exit(EXIT_CUT_OFF)
-    return EXIT_CUT_OFF
+    return scheduler.code  # it was just about to end, and nothing was cut off
 
 
 class _SchedulerThread(threading.Thread):

@@ -277,6 +277,16 @@ def test_a_signal_handler_rings_the_bell(watch: Watch, when: str) -> None:
     assert rung == [signal.SIGUSR1]
 
 
+def test_a_bell_may_be_rung_once_nobody_waits_any_more(watch: Watch) -> None:
+    """A signal, or the end of something else, comes when it comes."""
+    stop = StopEvent()
+    with stop.ringing(watch):
+        watch.close()
+        watch.ring()
+        stop.set()
+    assert stop.is_set()
+
+
 def test_a_commit_is_news_also_when_the_bell_rang(watch: Watch) -> None:
     seen = watch.version()
     write()
