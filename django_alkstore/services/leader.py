@@ -45,25 +45,20 @@ class StopEvent(threading.Event):
     def __init__(self) -> None:
         super().__init__()
         self._bells: list[Callable[[], None]] = []
-        self._ringing = threading.Lock()
-        """Without it a watch could be closed by its thread while another is about to ring its bell."""
 
     def set(self) -> None:
         super().set()
-        with self._ringing:
-            for ring in self._bells:
-                ring()
+        for ring in tuple(self._bells):
+            ring()
 
     @contextmanager
     def ringing(self, watch: Watch) -> Iterator[None]:
         """Inside, setting it rings the watch's bell."""
-        with self._ringing:
-            self._bells.append(watch.ring)
+        self._bells.append(watch.ring)
         try:
             yield
         finally:
-            with self._ringing:
-                self._bells.remove(watch.ring)
+            self._bells.remove(watch.ring)
 
 
 @contextmanager

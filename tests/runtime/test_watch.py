@@ -296,30 +296,6 @@ def test_a_commit_is_news_also_when_the_bell_rang(watch: Watch) -> None:
     assert watch.wait(watch.version(), PATIENCE * 10) is False
 
 
-def test_nobody_leaves_a_watch_while_a_stop_event_rings_its_bell(watch: Watch, monkeypatch: pytest.MonkeyPatch) -> None:
-    """It would close it, and who sets the event would find the bell closed."""
-    stop, ready, rings, left = StopEvent(), threading.Event(), threading.Event(), threading.Event()
-    was_left = []
-
-    def ring() -> None:
-        rings.set()
-        was_left.append(left.wait(0.1))
-
-    def listen() -> None:
-        with stop.ringing(watch):
-            ready.set()
-            rings.wait(PATIENCE)
-        left.set()
-
-    monkeypatch.setattr(watch, "ring", ring)
-    listener = in_thread(listen)
-    assert ready.wait(PATIENCE)
-    stop.set()
-    listener.join()
-    assert was_left == [False]
-    assert left.is_set()
-
-
 # Other databases and files
 
 
