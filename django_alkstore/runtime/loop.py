@@ -4,7 +4,7 @@ import os
 import signal
 import threading
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import closing, contextmanager, suppress
 from queue import Empty, SimpleQueue
 from types import FrameType
 
@@ -115,11 +115,11 @@ def run_scheduler(alias: str, *, standby: bool) -> int:
     """Run the scheduler until a signal stops it; the exit code. A second signal ends the process at once."""
     # The scheduler has a thread of its own, since its stop event must not be set by a signal handler that may
     # have interrupted that very event's own methods. A SimpleQueue may be put to at any moment.
-    news = _News()
-    scheduler = _SchedulerThread(alias, standby=standby, at_end=lambda: news.put(_ENDED))
-    with news.rung_by_signals(), stopped_by_signals(news.put):
-        scheduler.start()
-        return _see_end(scheduler, news)
+    with closing(_News()) as news:
+        scheduler = _SchedulerThread(alias, standby=standby, at_end=lambda: news.put(_ENDED))
+        with news.rung_by_signals(), stopped_by_signals(news.put):
+            scheduler.start()
+            return _see_end(scheduler, news)
 
 
 def run_everything(alias: str, concurrency: int, grace: float) -> int:
@@ -139,7 +139,7 @@ def run_everything(alias: str, concurrency: int, grace: float) -> int:
 
     scheduler = _SchedulerThread(alias, standby=True, at_end=at_end)
     worker.at_stop = scheduler.stop
-    with stopped_by_signals(receive):
+    with closing(news), stopped_by_signals(receive):
         scheduler.start()
         try:
             code = worker.run()
@@ -160,6 +160,7 @@ class _News:
         self._told: SimpleQueue[str] = SimpleQueue()
         self._bell = Bell()
         self.rung_by_signals = self._bell.rung_by_signals
+        self.close = self._bell.close
 
     def put(self, news: str) -> None:
         self._told.put(news)
@@ -187,11 +188,11 @@ def _see_end(scheduler: "_SchedulerThread", news: _News) -> int:
 def _cut_off(scheduler: "_SchedulerThread") -> int:
     """End the process at a second signal: the thread may wait for the writer lock as long as the busy timeout is."""
     scheduler.stop(LAST_PATIENCE)
+    signals.emit(signals.scheduler_cut_off)
     if scheduler.is_alive():
-        signals.emit(signals.scheduler_cut_off)
         signals.flush()
         os._exit(EXIT_CUT_OFF)
-    return scheduler.code  # it was just about to end, and nothing was cut off
+    return EXIT_CUT_OFF
 
 
 class _SchedulerThread(threading.Thread):

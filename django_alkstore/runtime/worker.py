@@ -133,7 +133,7 @@ class Worker:
         if not self._baton.acquire(blocking=False):
             return False
         try:
-            if self._stops or self._rounds.stuck or self._rounds.is_paused:
+            if self._stops or self._fault is not None or self._rounds.stuck or self._rounds.is_paused:
                 return False
             own = connections[self.alias]
             connections[self.alias] = self._connection
