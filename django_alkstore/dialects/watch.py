@@ -96,9 +96,10 @@ class Bell:
             signal.set_wakeup_fd(before)
 
     def close(self) -> None:
+        # This end first: it may be rung at any moment, and a ring must not meet with an end that is gone.
+        self._rings.close()
         self._selector.close()
         self._hears.close()
-        self._rings.close()
 
 
 class Watch:
