@@ -27,10 +27,13 @@ class DatabaseReplaced(OperationalError):
 
 
 class Change(Protocol):
-    """Sees the commits of others, over a connection of its own. Used by one thread at a time."""
+    """Sees the commits of others, over a connection of its own."""
 
     def version(self) -> object:
-        """A value that differs from the last one if anything has been committed since. `DatabaseReplaced`."""
+        """A value that differs from the last one if anything has been committed since. `DatabaseReplaced`.
+
+        Any thread may ask.
+        """
 
     def watched_file(self) -> str | None:
         """The file whose writes announce a commit, or `None` where there is none."""

@@ -6,6 +6,7 @@ transaction of `set_autocommit(False)` before those only.
 
 import os
 import sqlite3
+import threading
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager, closing, contextmanager, suppress
 from functools import lru_cache
@@ -284,6 +285,8 @@ class DataVersion:
         # which also keeps each close of another connection from being the last, which would checkpoint.
         self._wrapper = connections.create_connection(using)
         self._wrapper.inc_thread_sharing()
+        self._asking = threading.Lock()
+        """Two threads that ask at once would share the driver's one prepared statement, and each other's answer."""
         try:
             self._connect()
         except BaseException:
@@ -300,13 +303,14 @@ class DataVersion:
         self._identity = _identity(self._file)
 
     def version(self) -> object:
-        with suppress(OSError):  # it cannot be looked at for now; what is open goes on
-            if _identity(self._file) != self._identity:
-                self._refuse_another_file()
-        try:
-            return self._raw.execute("PRAGMA data_version").fetchone()[0]
-        except sqlite3.DatabaseError:  # damaged, too: whoever reads next will be told how
-            return BUSY
+        with self._asking:
+            with suppress(OSError):  # it cannot be looked at for now; what is open goes on
+                if _identity(self._file) != self._identity:
+                    self._refuse_another_file()
+            try:
+                return self._raw.execute("PRAGMA data_version").fetchone()[0]
+            except sqlite3.DatabaseError:  # damaged, too: whoever reads next will be told how
+                return BUSY
 
     def _refuse_another_file(self) -> None:
         """`DatabaseReplaced`, unless it is the same file whose number has changed, as some file systems do."""
