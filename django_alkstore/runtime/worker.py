@@ -199,15 +199,18 @@ class Worker:
         return False
 
     def _look_up(self, timeout: float) -> None:
-        """Until the bell is rung, or nothing waits any more: call a thread when none has started anything lately."""
+        """Until the bell is rung: call a thread when none has started anything lately.
+
+        Then also take in what has ended: who has ended it is at something longer, and tells nobody before its end.
+        """
         while timeout > 0:
             started = self._threads.started
             if self._watch.wait_for_bell(min(timeout, INSTANT)):
                 return
             if started == self._threads.started:
-                if not self._threads.any_waiting():
-                    return
                 self._threads.call_next()
+                if self._threads.any_ended() or not self._threads.any_waiting():
+                    return
             timeout = self._wakes_at - clock.monotonic()
 
     # The end
