@@ -360,9 +360,17 @@ async def _write_late() -> None:
     await Entry.objects.acreate(text="late")
 
 
+async def _leave_another() -> None:
+    try:
+        await asyncio.sleep(3_600)
+    finally:
+        HELD.append(asyncio.create_task(_write_late()))
+
+
 @handler("async-hostile")
 async def async_hostile(job: JobHandle) -> None:
-    """What `hostile` does, with `beside: ` before it in the thread of the ORM's calls; or what only a coroutine can."""
+    """What `hostile` does, with `beside: ` before it in the thread of the ORM's calls, with `elsewhere: ` in any other;
+    or what only a coroutine can."""
     await asyncio.sleep(0)
     kind = job.payload
     if kind == "write":
@@ -371,6 +379,13 @@ async def async_hostile(job: JobHandle) -> None:
         _trace.set("what another job has set")
     elif kind == "leave a task":
         HELD.append(asyncio.create_task(_write_late()))
+    elif kind == "leave a task that leaves another":
+        HELD.append(asyncio.create_task(_leave_another()))
+        await asyncio.sleep(0)
+    elif kind == "stop the loop afterwards":
+        await Entry.objects.acount()
+        loop = asyncio.get_running_loop()
+        loop.call_soon(loop.call_soon, loop.stop)
     elif kind == "stop the loop":
         asyncio.get_running_loop().stop()
         await asyncio.sleep(0)
@@ -378,6 +393,8 @@ async def async_hostile(job: JobHandle) -> None:
         asyncio.get_running_loop().close()
     elif kind.startswith("beside: "):
         await sync_to_async(HOSTILE[kind.removeprefix("beside: ")])()
+    elif kind.startswith("elsewhere: "):
+        await asyncio.to_thread(HOSTILE[kind.removeprefix("elsewhere: ")])
     else:
         HOSTILE[kind]()
 

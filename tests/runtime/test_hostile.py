@@ -117,9 +117,30 @@ def test_f059_so_it_is_where_an_async_handler_s_queries_run(start: Start) -> Non
         assert jobs[f"beside: {kind}"].state == "completed", kind
 
 
+def test_f059_so_it_is_in_any_thread_that_an_async_handler_uses(start: Start) -> None:
+    kinds = ["broken transaction", "manual commit", "savepoint", "close", "open cursor"]
+    jobs = run_with_a_fine_job_behind_each(start, [f"elsewhere: {kind}" for kind in kinds], queue="async-hostile")
+    assert not Entry.objects.exclude(text="fine").exists()
+    for kind in ("broken transaction", "manual commit", "savepoint"):
+        assert jobs[f"elsewhere: {kind}"].state == "dead", kind
+    for kind in ("close", "open cursor"):
+        assert jobs[f"elsewhere: {kind}"].state == "completed", kind
+
+
+def test_a_loop_that_is_stopped_after_its_job_costs_no_thread(start: Start) -> None:
+    job = enqueue("async-hostile", "stop the loop afterwards", max_attempts=1)
+    process = start("run_queue", "async-hostile", "--concurrency", "1")
+    wait_for_state("completed", job.pk)
+    fine = enqueue("async-hostile", "write", backoff_base=0)
+    wait_for_state("completed", fine.pk)
+    process.signal(signal.SIGTERM)
+    assert process.wait() == 0, process.output
+
+
 def test_what_a_coroutine_leaves_behind_harms_no_other_job(start: Start) -> None:
     """Its tasks, its context, and a loop that it has stopped or closed."""
     kinds = ["set the context", "leave a task", "stop the loop", "close the loop", "leave a task", "stop the loop"]
+    kinds.append("leave a task that leaves another")
     jobs = run_with_a_fine_job_behind_each(start, kinds, queue="async-hostile")
     assert not Entry.objects.exclude(text="fine").exists()
     assert jobs["set the context"].state == jobs["leave a task"].state == "completed"
