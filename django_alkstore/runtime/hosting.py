@@ -70,7 +70,7 @@ class Host:
     def _open(self) -> None:
         self._loop = _Loop()
         self._runner = asyncio.Runner(loop_factory=lambda: self._loop)
-        self._context = contextvars.copy_context()
+        self._context = contextvars.Context()  # not the thread's, in which other handlers may have set something
         self._threads = ThreadSensitiveContext()
         self._runner.run(_entered(self._threads), context=self._context)
 

@@ -163,6 +163,13 @@ def _stop_inside_a_savepoint() -> None:
     raise ValueError("two blocks deep")
 
 
+_trace: ContextVar[str] = ContextVar("trace", default="fine")
+
+
+def _set_context() -> None:
+    _trace.set("what another job has set")
+
+
 def _without_end() -> None:
     _without_end()
 
@@ -227,6 +234,7 @@ HOSTILE: dict[str, Any] = {
     "retry for ever": lambda: _raise(Retry(delay=timedelta.max)),
     "snooze for nan": lambda: _raise(Snooze(float("nan"))),
     "snooze for text": lambda: _raise(Snooze("soon")),  # type: ignore[arg-type]
+    "set the context": _set_context,
     "retry now": lambda: _raise(Retry(delay=timedelta(0))),
 }
 
@@ -352,9 +360,6 @@ async def async_atomic(job: JobHandle) -> None:
         raise ValueError("after the row")
 
 
-_trace: ContextVar[str] = ContextVar("trace", default="fine")
-
-
 async def _write_late() -> None:
     await asyncio.sleep(0)
     await Entry.objects.acreate(text="late")
@@ -375,8 +380,6 @@ async def async_hostile(job: JobHandle) -> None:
     kind = job.payload
     if kind == "write":
         await Entry.objects.acreate(text=_trace.get())
-    elif kind == "set the context":
-        _trace.set("what another job has set")
     elif kind == "leave a task":
         HELD.append(asyncio.create_task(_write_late()))
     elif kind == "leave a task that leaves another":

@@ -137,6 +137,15 @@ def test_a_loop_that_is_stopped_after_its_job_costs_no_thread(start: Start) -> N
     assert process.wait() == 0, process.output
 
 
+def test_a_coroutine_s_context_is_its_own_whatever_the_thread_has_run_before(start: Start) -> None:
+    setting = enqueue("hostile", "set the context")
+    process = start("run_queue", "hostile", "async-hostile", "--concurrency", "1")
+    wait_for_state("completed", setting.pk)
+    wait_for_state("completed", enqueue("async-hostile", "write").pk)
+    assert process.popen.poll() is None
+    assert Entry.objects.get().text == "fine"
+
+
 def test_what_a_coroutine_leaves_behind_harms_no_other_job(start: Start) -> None:
     """Its tasks, its context, and a loop that it has stopped or closed."""
     kinds = ["set the context", "leave a task", "stop the loop", "close the loop", "leave a task", "stop the loop"]
