@@ -235,6 +235,7 @@ HOSTILE: dict[str, Any] = {
     "snooze for nan": lambda: _raise(Snooze(float("nan"))),
     "snooze for text": lambda: _raise(Snooze("soon")),  # type: ignore[arg-type]
     "set the context": _set_context,
+    "never end": lambda: threading.Event().wait(),
     "retry now": lambda: _raise(Retry(delay=timedelta(0))),
 }
 

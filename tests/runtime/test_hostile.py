@@ -9,7 +9,7 @@ from django_alkstore.models import Job
 from django_alkstore.services import enqueue
 from tests.ledger.models import Entry
 from tests.ledger.tools import row, wait_for_state
-from tests.processes import Process
+from tests.processes import Process, wait_until
 
 pytestmark = pytest.mark.django_db(transaction=True)
 
@@ -35,6 +35,19 @@ RAISED = {
     "recursion": "RecursionError: maximum recursion depth exceeded",
 }
 """What a handler raises, and how the error that is kept begins."""
+
+
+BROKEN_BY_A_RECEIVER = """
+import sys
+from django.core.management import call_command
+from django_alkstore import signals
+
+def leave(**_):
+    sys.exit("broken")
+
+signals.job_completed.connect(leave)
+call_command("run_queue", "async-hostile", "noop", "--concurrency", "2")
+"""
 
 
 def run_with_a_fine_job_behind_each(start: Start, kinds: list[str], queue: str = "hostile") -> dict[str, Job]:
@@ -135,6 +148,15 @@ def test_a_loop_that_is_stopped_after_its_job_costs_no_thread(start: Start) -> N
     wait_for_state("completed", fine.pk)
     process.signal(signal.SIGTERM)
     assert process.wait() == 0, process.output
+
+
+def test_a_worker_that_breaks_ends_whatever_a_coroutine_has_running_in_another_thread(start: Start) -> None:
+    enqueue("async-hostile", "beside: never end")
+    process = start("-c", BROKEN_BY_A_RECEIVER)
+    wait_until(lambda: Job.objects.filter(state="processing").exists(), "the coroutine is claimed")
+    enqueue("noop", None)
+    assert process.wait() == 1, process.output
+    assert "SystemExit: broken" in process.output
 
 
 def test_a_coroutine_s_context_is_its_own_whatever_the_thread_has_run_before(start: Start) -> None:
