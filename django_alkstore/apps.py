@@ -7,19 +7,6 @@ from django.apps import AppConfig
 from django.core.checks import CheckMessage, register
 
 
-class AlkstoreConfig(AppConfig):
-    name = "django_alkstore"
-    label = "django_alkstore"
-    verbose_name = "Background work"
-    default_auto_field = "django.db.models.BigAutoField"
-
-    def ready(self) -> None:
-        # The commands ask for the first tag alone: a module that cannot be imported must not stop a worker.
-        register(_check("check_setting"), "alkstore")
-        register(_check("check_database"), "alkstore")
-        register(_check("check_modules"), "alkstore_modules")
-
-
 def _check(name: str) -> Callable[..., list[CheckMessage]]:
     """The system check of this name."""
 
@@ -30,3 +17,23 @@ def _check(name: str) -> Callable[..., list[CheckMessage]]:
         return found
 
     return run
+
+
+# Made once: `ready` may be called again, and what is registered twice must be the same.
+# The commands ask for the first tag alone: a module that cannot be imported must not stop a worker.
+_CHECKS = (
+    (_check("check_setting"), "alkstore"),
+    (_check("check_database"), "alkstore"),
+    (_check("check_modules"), "alkstore_modules"),
+)
+
+
+class AlkstoreConfig(AppConfig):
+    name = "django_alkstore"
+    label = "django_alkstore"
+    verbose_name = "Background work"
+    default_auto_field = "django.db.models.BigAutoField"
+
+    def ready(self) -> None:
+        for check, tag in _CHECKS:
+            register(check, tag)

@@ -66,13 +66,13 @@ _system = SystemClock()
 _clock: Clock = _system
 
 
+waiting_from = time.monotonic
+"""Where a wait for a lock begins, whatever clock is in use: that is waited for in seconds that really pass."""
+
+
 def waited_since(start: float) -> float:
-    """Seconds that have really passed since `waiting_from`, whatever clock is in use: a lock is waited for in them."""
+    """Seconds that have really passed since `waiting_from`."""
     return time.monotonic() - start
-
-
-def waiting_from() -> float:
-    return time.monotonic()
 
 
 def now() -> datetime:

@@ -143,7 +143,7 @@ def problems(raw: object) -> Iterator[str]:
 
 def raw_setting() -> object:
     # Past the lazy object, which makes an exception of each question for a setting that is not there.
-    holder = django_settings._wrapped  # type: ignore[misc]
+    holder = object.__getattribute__(django_settings, "_wrapped")
     return getattr(django_settings if holder is empty else holder, "ALKSTORE", _NOTHING)
 
 

@@ -26,7 +26,6 @@ class State(models.TextChoices):
 
 
 LIVE_STATES = (State.PENDING, State.PROCESSING)
-FINISHED_STATES = (State.COMPLETED, State.DEAD, State.CANCELLED)
 
 
 class JobQuerySet(models.QuerySet["Job"]):

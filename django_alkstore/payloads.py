@@ -44,6 +44,19 @@ def encode_payload(payload: Any, *, max_bytes: int, encoder: type[json.JSONEncod
 
     `encoder` converts what strict JSON refuses, for those who chose one in the settings.
     """
+    text, _ = _encode(payload, max_bytes, encoder)
+    return text
+
+
+def encode_and_read(payload: Any, *, max_bytes: int, encoder: type[json.JSONEncoder] | None = None) -> tuple[str, Any]:
+    """As `encode_payload`, and the value that the text will be read as."""
+    text, flat = _encode(payload, max_bytes, encoder)
+    # An encoder of the project's own may have changed anything.
+    return text, payload.copy() if flat and encoder is None else decode_payload(text)
+
+
+def _encode(payload: Any, max_bytes: int, encoder: type[json.JSONEncoder] | None) -> tuple[str, bool]:
+    """The text; and is the payload a plain dict of plain scalars, which JSON gives back as they are?"""
     converter = None if encoder is None else _converter(encoder)
     try:
         text = _encode_strict(payload) if converter is None else converter.encode(payload)
@@ -52,11 +65,20 @@ def encode_payload(payload: Any, *, max_bytes: int, encoder: type[json.JSONEncod
         raise InvalidPayload("payload is nested too deeply for the JSON encoder") from None
     except (TypeError, ValueError) as error:
         _explain(payload, converter, otherwise=error)
-    if not _is_flat(payload):
+    flat = (
+        type(payload) is dict
+        and _PLAIN.issuperset(map(type, payload.values()))
+        and _TEXT.issuperset(map(type, payload))
+    )
+    if not flat:
         _refuse_what_json_would_change(payload, converter)
     if size > max_bytes:
         raise InvalidPayload(f"payload is {size} bytes of JSON; at most {max_bytes} are allowed")
-    return text
+    return text, flat
+
+
+_TEXT = frozenset((str,))
+_PLAIN = frozenset((str, int, float, bool, type(None)))
 
 
 def _converter(encoder: type[json.JSONEncoder]) -> json.JSONEncoder:
@@ -82,24 +104,6 @@ def decode_payload(text: str | bytes) -> Any:
         # It was encoded on a stack less deep than this one. A new thread's is empty.
         with ThreadPoolExecutor(max_workers=1) as fresh:
             return fresh.submit(_decode_strict, text).result()
-
-
-_TEXT = frozenset((str,))
-_PLAIN = frozenset((str, int, float, bool, type(None)))
-
-
-def as_read(payload: Any, text: str) -> Any:
-    """The value of `text`, which `payload` has just been encoded to. A flat dict need not be decoded for that."""
-    return payload.copy() if _is_flat(payload) else decode_payload(text)
-
-
-def _is_flat(payload: Any) -> bool:
-    """Is it a plain dict of plain scalars, which JSON gives back as they are?"""
-    return (
-        type(payload) is dict
-        and _PLAIN.issuperset(map(type, payload.values()))
-        and _TEXT.issuperset(map(type, payload))
-    )
 
 
 def read_payload(text: Any) -> Any:

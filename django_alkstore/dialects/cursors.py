@@ -43,7 +43,7 @@ class Cursor(Protocol):
 
 def open_cursor(connection: BaseDatabaseWrapper) -> Cursor:
     """The driver's own cursor, or Django's where anybody looks on."""
-    return cast("Cursor", connection.cursor()) if _is_watched(connection) else DirectCursor(connection)
+    return cast("Cursor", connection.cursor()) if _is_watched(connection) else _open_direct(connection)
 
 
 @lru_cache(maxsize=16)
@@ -63,19 +63,10 @@ def _is_watched(connection: BaseDatabaseWrapper) -> bool:
     )
 
 
-class DirectCursor:
+class DirectCursor(sqlite3.Cursor):
     """The driver's cursor: Django's placeholders in, Django's errors out."""
 
-    __slots__ = ("_connection", "_cursor")
-
-    def __init__(self, connection: BaseDatabaseWrapper) -> None:
-        connection.validate_thread_sharing()
-        connection.close_if_health_check_failed()
-        if connection.connection is None or _get_running_loop() is not None:
-            connection.ensure_connection()  # refuses inside a running event loop, if there is no leave
-        connection.validate_no_broken_transaction()
-        self._connection = connection
-        self._cursor: sqlite3.Cursor = connection.connection.cursor()
+    wrapper: BaseDatabaseWrapper
 
     def __enter__(self) -> Self:
         return self
@@ -83,25 +74,17 @@ class DirectCursor:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None, /
     ) -> None:
-        self._cursor.close()
+        self.close()
 
-    @property
-    def rowcount(self) -> int:
-        return self._cursor.rowcount
-
-    @property
-    def lastrowid(self) -> int | None:
-        return self._cursor.lastrowid
-
-    def execute(self, text: str, params: Params = (), /) -> Any:
+    def execute(self, text: str, params: Any = (), /) -> Any:
         try:
-            return self._cursor.execute(_driver_text(text), params)
+            return super().execute(_driver_text(text), params)
         except sqlite3.Error:
             self._raise_as_django()
 
-    def executemany(self, text: str, params: Iterable[Params], /) -> Any:
+    def executemany(self, text: str, params: Any, /) -> Any:
         try:
-            return self._cursor.executemany(_driver_text(text), params)
+            return super().executemany(_driver_text(text), params)
         except sqlite3.Error:
             self._raise_as_django()
 
@@ -120,29 +103,43 @@ class DirectCursor:
             raise
 
     def _roll_back(self) -> None:
-        raw = self._connection.connection
+        raw = self.wrapper.connection
         try:
             if raw.in_transaction:  # after some errors SQLite has rolled back itself
                 raw.execute("ROLLBACK")
         except sqlite3.Error:
-            self._connection.close()  # as Django does: with the connection goes the transaction
+            self.wrapper.close()  # as Django does: with the connection goes the transaction
 
     def fetchone(self) -> Any:
         try:
-            return self._cursor.fetchone()
+            return super().fetchone()
         except sqlite3.Error:
             self._raise_as_django()
 
     def fetchall(self) -> list[Any]:
         try:
-            return self._cursor.fetchall()
+            return super().fetchall()
         except sqlite3.Error:
             self._raise_as_django()
 
     def _raise_as_django(self) -> NoReturn:
         """Inside an `except`: raise Django's error for the driver's, which becomes its cause."""
-        with self._connection.wrap_database_errors:
+        with self.wrapper.wrap_database_errors:
             raise  # noqa: PLE0704  the caller's `except` has it
+
+
+def _open_direct(connection: BaseDatabaseWrapper) -> DirectCursor:
+    """With the guards of Django's own."""
+    connection.validate_thread_sharing()
+    if connection.health_check_enabled:  # type: ignore[attr-defined]
+        connection.close_if_health_check_failed()
+    if connection.connection is None or _get_running_loop() is not None:
+        connection.ensure_connection()  # refuses inside a running event loop, unless that is allowed
+    if connection.needs_rollback:
+        connection.validate_no_broken_transaction()
+    cursor: DirectCursor = connection.connection.cursor(DirectCursor)
+    cursor.wrapper = connection
+    return cursor
 
 
 _PLACEHOLDER = re.compile(r"%(?:s|%|\((\w+)\)s)")

@@ -463,11 +463,8 @@ class SQLiteOperations(Operations):
 class SQLite(Dialect):
     """SQLite 3.35 or newer: one writer, a lock for the whole file, a snapshot for each reader."""
 
-    def operations(self, cursor: Cursor) -> Operations:
-        return SQLiteOperations(cursor)
-
-    def open_cursor(self, connection: BaseDatabaseWrapper) -> Cursor:
-        return open_cursor(connection)
+    operations = staticmethod(SQLiteOperations)
+    open_cursor = staticmethod(open_cursor)
 
     def take_writer_lock(self, connection: BaseDatabaseWrapper, cursor: Cursor, *, fresh: bool) -> None:
         # BEGIN IMMEDIATE and BEGIN EXCLUSIVE have taken it; a deferred BEGIN has taken nothing.

@@ -215,23 +215,19 @@ def _wait_in_line(connection: BaseDatabaseWrapper, run: Callable[[], T]) -> T:
     """`run`, when it is this thread's turn; repeated while other processes write, until the longest wait is over."""
     lock = _turns[connection.alias]  # as `turn`, for less
     got = lock.acquire(blocking=False) or lock.acquire(timeout=min(_LONGEST_TURN, longest_wait(connection)))
+    started = clock.waiting_from()
+    tries = 0
     try:
-        return _insist(connection, run)
+        while True:
+            try:
+                return run()
+            except OperationalError as error:
+                waited = clock.waited_since(started)
+                if not dialect_of(connection).is_contention(error) or waited >= longest_wait(connection):
+                    raise
+            # In short random waits, where SQLite's own would starve whoever has waited longest.
+            tries += 1
+            _sleep(_random.uniform(0, min(_LONGEST_STEP, 0.001 * 2**tries)))
     finally:
         if got:
             lock.release()
-
-
-def _insist(connection: BaseDatabaseWrapper, run: Callable[[], T]) -> T:
-    """Repeat `run` while others hold the writer lock, with short random waits, until the longest wait is over."""
-    started = clock.waiting_from()
-    tries = 0
-    while True:
-        try:
-            return run()
-        except OperationalError as error:
-            waited = clock.waited_since(started)
-            if not dialect_of(connection).is_contention(error) or waited >= longest_wait(connection):
-                raise
-        tries += 1
-        _sleep(_random.uniform(0, min(_LONGEST_STEP, 0.001 * 2**tries)))

@@ -15,7 +15,7 @@ import sys
 import threading
 import time
 from collections.abc import Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import AbstractContextManager, ExitStack, closing, contextmanager
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
@@ -35,11 +35,74 @@ FOREIGN_PAUSE = 0.002
 _SELECTABLE = 0.001
 """Seconds. `epoll` waits in whole milliseconds; shorter steps are slept."""
 
+_CLOSED = -1
+"""The number of a closed socket's file."""
+
 _sleep = time.sleep
 
 
+class Bell:
+    """Ends one thread's wait; any thread, and any signal handler, may ring it."""
+
+    def __init__(self) -> None:
+        self._hears, self._rings = socket.socketpair()
+        self._selector = selectors.DefaultSelector()
+        for end in (self._hears, self._rings):
+            end.setblocking(False)
+        self._selector.register(self._hears, selectors.EVENT_READ)
+
+    def fileno(self) -> int:
+        """Can be read from once the bell is rung."""
+        return self._hears.fileno()
+
+    def ring(self) -> None:
+        """End the current or the next wait at once. Once it is closed, nobody waits."""
+        try:
+            self._rings.send(b"\0")
+        except BlockingIOError:
+            return  # so many rings wait already that this one is heard with them
+        except OSError:
+            if self._rings.fileno() != _CLOSED:
+                raise
+
+    def wait(self, timeout: float | None = None) -> bool:
+        """Wait at most `timeout` seconds; was it rung?"""
+        rung = bool(self._selector.select(timeout))
+        if rung:
+            self.hear()
+        return rung
+
+    def hear(self) -> None:
+        """Take in every ring so far."""
+        try:
+            while self._hears.recv(4096):
+                continue
+        except BlockingIOError:
+            return
+
+    @contextmanager
+    def rung_by_signals(self) -> Iterator[None]:
+        """Inside, a signal ends a wait of the main thread also where the kernel has given it to another thread.
+
+        Python's own handlers run in the main thread, once that does anything: without this, not before its wait ends.
+        """
+        if threading.current_thread() is not threading.main_thread():
+            yield
+            return
+        before = signal.set_wakeup_fd(self._rings.fileno(), warn_on_full_buffer=False)
+        try:
+            yield
+        finally:
+            signal.set_wakeup_fd(before)
+
+    def close(self) -> None:
+        self._selector.close()
+        self._hears.close()
+        self._rings.close()
+
+
 class Watch:
-    """Waits for one thread; any thread, and any signal handler, may ring its bell."""
+    """Waits for one thread; any thread may ask it for the version, and any signal handler, too, may ring its bell."""
 
     def __init__(self, using: str) -> None:
         self._change = dialect_of(connections[using]).change(using)
@@ -48,12 +111,8 @@ class Watch:
             self._opened = opened
             opened.callback(self._change.close)
             self._selector = opened.enter_context(selectors.DefaultSelector())
-            self._bell, self._ringer = map(opened.enter_context, socket.socketpair())
-            for end in (self._bell, self._ringer):
-                end.setblocking(False)
+            self._bell = opened.enter_context(closing(Bell()))
             self._selector.register(self._bell, selectors.EVENT_READ)
-            self._bell_alone = opened.enter_context(selectors.DefaultSelector())
-            self._bell_alone.register(self._bell, selectors.EVENT_READ)
             self._name = ""
             self._events: Any = self._watch_files()
             self._opened = opened.pop_all()
@@ -87,33 +146,15 @@ class Watch:
 
     def ring(self) -> None:
         """End the current or the next `wait` at once."""
-        try:
-            self._ringer.send(b"\0")
-        except BlockingIOError:
-            return  # so many rings wait already that this one is heard with them
+        self._bell.ring()
 
-    @contextmanager
-    def rung_by_signals(self) -> Iterator[None]:
-        """Inside, a signal ends a wait of the main thread also where the kernel has given it to another thread.
-
-        Python's own handlers run in the main thread, once that does anything: without this, not before its wait ends.
-        """
-        if threading.current_thread() is not threading.main_thread():
-            yield
-            return
-        before = signal.set_wakeup_fd(self._ringer.fileno(), warn_on_full_buffer=False)
-        try:
-            yield
-        finally:
-            signal.set_wakeup_fd(before)
+    def rung_by_signals(self) -> AbstractContextManager[None]:
+        return self._bell.rung_by_signals()
 
     def wait_for_bell(self, timeout: float) -> bool:
         """Wait at most `timeout` seconds for the bell, whatever is committed; was it rung?"""
         # Not by way of the events: each commit of this very process would end the wait, to be taken up again.
-        rung = bool(self._bell_alone.select(timeout))
-        if rung:
-            self._drain_bell()
-        return rung
+        return self._bell.wait(timeout)
 
     def wait(self, seen: object, timeout: float) -> bool:
         """Wait at most `timeout` seconds for a commit since `seen`, or the bell; was there a commit?"""
@@ -134,20 +175,13 @@ class Watch:
             seconds = 0
         for key, _ in self._selector.select(seconds):
             if key.fileobj is self._bell:
-                self._drain_bell()
+                self._bell.hear()
                 return True
             if self._told_of_our_file():
                 self._step = FIRST_STEP
             else:
                 _sleep(FOREIGN_PAUSE)
         return False
-
-    def _drain_bell(self) -> None:
-        try:
-            while self._bell.recv(4096):
-                continue
-        except BlockingIOError:
-            return
 
     def _told_of_our_file(self) -> bool:
         # The events' order and kind say nothing that the database itself does not say better.

@@ -29,7 +29,7 @@ def show_log(verbosity: int) -> None:
 
 @contextmanager
 def gathered() -> Iterator[None]:
-    """Inside, lines are held back; they are written together at its end. For the worker's loop alone."""
+    """Inside, lines are held back; they are written together at its end. For a worker's rounds alone."""
     handlers = [handler for handler in signals.logger.handlers if isinstance(handler, LineHandler)]
     if not handlers:
         yield

@@ -4,7 +4,7 @@ import os
 import signal
 import threading
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import closing, contextmanager, suppress
 from queue import Empty, SimpleQueue
 from types import FrameType
 
@@ -14,10 +14,12 @@ from django.db.models import Count
 
 from django_alkstore import clock, registry, signals
 from django_alkstore.dialects import dialect_of
+from django_alkstore.dialects.watch import Bell
 from django_alkstore.models import Job
 from django_alkstore.registry import Registration
 from django_alkstore.runtime.scheduler import schedule_until
 from django_alkstore.runtime.worker import Worker
+from django_alkstore.services.leader import StopEvent
 
 EXIT_SCHEDULER_BROKE = 1
 EXIT_CUT_OFF = 1
@@ -113,18 +115,18 @@ def run_scheduler(alias: str, *, standby: bool) -> int:
     """Run the scheduler until a signal stops it; the exit code. A second signal ends the process at once."""
     # The scheduler has a thread of its own, since its stop event must not be set by a signal handler that may
     # have interrupted that very event's own methods. A SimpleQueue may be put to at any moment.
-    news: SimpleQueue[str] = SimpleQueue()
-    scheduler = _SchedulerThread(alias, standby=standby, at_end=lambda: news.put(_ENDED))
-    with stopped_by_signals(news.put):
-        scheduler.start()
-        return _see_end(scheduler, news)
+    with closing(_News()) as news:
+        scheduler = _SchedulerThread(alias, standby=standby, at_end=lambda: news.put(_ENDED))
+        with news.rung_by_signals(), stopped_by_signals(news.put):
+            scheduler.start()
+            return _see_end(scheduler, news)
 
 
 def run_everything(alias: str, concurrency: int, grace: float) -> int:
     """Run the scheduler and one worker for all that is registered, in one process; the exit code."""
     _warn_of_unhandled(alias)
     worker = Worker(alias, registry.registrations(), concurrency=concurrency, grace=grace)
-    news: SimpleQueue[str] = SimpleQueue()
+    news = _News()
 
     def at_end() -> None:
         if not scheduler.stopping:
@@ -137,25 +139,44 @@ def run_everything(alias: str, concurrency: int, grace: float) -> int:
 
     scheduler = _SchedulerThread(alias, standby=True, at_end=at_end)
     worker.at_stop = scheduler.stop
-    with stopped_by_signals(receive):
+    with closing(news), stopped_by_signals(receive):
         scheduler.start()
         try:
             code = worker.run()
         finally:
             scheduler.stop()
-            ended = _see_end(scheduler, news)
+            with news.rung_by_signals():
+                ended = _see_end(scheduler, news)
     return code or ended
 
 
 _ENDED = "ended"
-_LOOK_UP = 0.25
-"""Seconds. A signal that comes right behind another may be given to another thread, and interrupts no wait here."""
 
 
-def _see_end(scheduler: "_SchedulerThread", news: "SimpleQueue[str]") -> int:
+class _News:
+    """What signals and threads tell the main thread."""
+
+    def __init__(self) -> None:
+        self._told: SimpleQueue[str] = SimpleQueue()
+        self._bell = Bell()
+        self.rung_by_signals = self._bell.rung_by_signals
+        self.close = self._bell.close
+
+    def put(self, news: str) -> None:
+        self._told.put(news)
+        self._bell.ring()
+
+    def get(self) -> str:
+        while True:
+            with suppress(Empty):
+                return self._told.get_nowait()
+            self._bell.wait()
+
+
+def _see_end(scheduler: "_SchedulerThread", news: _News) -> int:
     """Wait until the scheduler has ended, telling it to at the first signal; its exit code."""
     told = False
-    while _next(news) != _ENDED:
+    while news.get() != _ENDED:
         if told:
             return _cut_off(scheduler)
         told = True
@@ -164,17 +185,11 @@ def _see_end(scheduler: "_SchedulerThread", news: "SimpleQueue[str]") -> int:
     return scheduler.code
 
 
-def _next(news: "SimpleQueue[str]") -> str:
-    while True:
-        with suppress(Empty):
-            return news.get(timeout=_LOOK_UP)
-
-
 def _cut_off(scheduler: "_SchedulerThread") -> int:
     """End the process at a second signal: the thread may wait for the writer lock as long as the busy timeout is."""
     scheduler.stop(LAST_PATIENCE)
+    signals.emit(signals.scheduler_cut_off)
     if scheduler.is_alive():
-        signals.emit(signals.scheduler_cut_off)
         signals.flush()
         os._exit(EXIT_CUT_OFF)
     return EXIT_CUT_OFF
@@ -188,7 +203,7 @@ class _SchedulerThread(threading.Thread):
         self._alias = alias
         self._standby = standby
         self._at_end = at_end
-        self._stop_event = threading.Event()
+        self._stop_event = StopEvent()
         self.code = EXIT_SCHEDULER_BROKE
         """Its exit code, once it has ended."""
 

@@ -26,7 +26,7 @@ from django_alkstore.dialects.transactions import (
 from django_alkstore.registry import Registration
 from django_alkstore.runtime.lines import gathered
 from django_alkstore.runtime.perform import Ending
-from django_alkstore.runtime.prospects import SETTLE, Prospects
+from django_alkstore.runtime.prospects import Prospects
 from django_alkstore.runtime.threads import Run, Threads
 from django_alkstore.services import JobHandle, outcomes
 from django_alkstore.services.claims import Swept, bury_unreadable, handles_of, sweep_batch
@@ -43,6 +43,8 @@ INSTANT = 0.002
 RENEWALS_PER_LEASE = 3
 LONGEST_WAIT = 0.1
 """Seconds that a round waits in line for the writer lock, before signals and time limits are looked after again."""
+IN_LINE = 0.025
+"""Seconds until the next try of a round that did not get the writer lock."""
 LONGEST_SLEEP = 60.0
 
 
@@ -173,7 +175,7 @@ class Rounds:
             if self._in_line_since is None:
                 self._in_line_since = now
             if now - self._in_line_since < busy_timeout(self.alias):
-                return SETTLE
+                return IN_LINE
         return self._patience.after(error)
 
     # What there is to write

@@ -8,7 +8,7 @@ from django.db import DatabaseError
 from django_alkstore import clock, names, signals
 from django_alkstore.dialects.watch import Watch
 from django_alkstore.exceptions import LeadershipLost
-from django_alkstore.services.leader import LEADERSHIP_TTL, run_schedules
+from django_alkstore.services.leader import LEADERSHIP_TTL, noticed, run_schedules
 from django_alkstore.services.locks import holder
 from django_alkstore.services.patience import Patience
 
@@ -54,7 +54,7 @@ class _Standby:
 
     def wait(self) -> None:
         announced: str | None = None
-        with Watch(self.alias) as watch:
+        with Watch(self.alias) as watch, noticed(self.stop, watch) as longest_wait:
             while not self.stop.is_set():
                 seen = watch.version()
                 try:
@@ -69,13 +69,12 @@ class _Standby:
                 if owner != announced:
                     signals.emit(signals.standing_by, owner=owner, expires_at=expires_at)
                     announced = owner
-                self._wait_for_news(watch, seen, expires_at)
+                self._wait_for_news(watch, seen, expires_at, longest_wait)
 
-    def _wait_for_news(self, watch: Watch, seen: object, expires_at: datetime) -> None:
+    def _wait_for_news(self, watch: Watch, seen: object, expires_at: datetime, longest_wait: float) -> None:
         left = (expires_at - clock.now()).total_seconds() + _MARGIN
         deadline = clock.monotonic() + min(max(left, _MARGIN), LEADERSHIP_TTL)
-        # In short waits, since the stop event is not one that the watch can be told of.
         while (rest := deadline - clock.monotonic()) > 0 and not self.stop.is_set():
-            if watch.wait(seen, min(rest, SETTLE)):
+            if watch.wait(seen, min(rest, longest_wait)):
                 self.stop.wait(SETTLE)
                 return

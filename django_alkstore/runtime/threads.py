@@ -1,4 +1,4 @@
-"""The threads that run handlers, and the two lists through which they meet the worker's loop."""
+"""The threads that run handlers, and the two lists through which they meet the worker's rounds."""
 
 import os
 import threading
@@ -63,9 +63,9 @@ class Threads:
         self._cutting = threading.Lock()
         self._ended: deque[tuple[Run, Ending]] = deque()
         self.quiet = False
-        """Set by the loop before it sleeps: the first ending after that rings."""
+        """Set by the loop before it sleeps: the first ending after that which needs it rings."""
         self.one_by_one = False
-        """Set by the loop while handlers are quicker than waking a thread: see `call_next`."""
+        """Set by each round: are handlers quicker than waking a thread is? See `call_next`."""
         self._latest: Run | None = None
         """The run that was started last."""
         self.started = 0

@@ -1,9 +1,9 @@
 """The worker: a loop, and threads that run handlers.
 
 All that a worker writes is written in rounds (`Rounds`), by one thread at a time: the one that has the baton. That
-is the loop, or a handler's thread that has just ended a job and has nothing left to start; to wake the loop, and to
-be woken by it, costs more than a short handler does. While a handler runs, no transaction of the library is open
-(`atomic=True` aside).
+is the loop, or a handler's thread that has just ended a job (while handlers are quick, once nothing is left to
+start): to wake the loop, and to be woken by it, costs more than a short handler does. While a handler runs, no
+transaction of the library is open (`atomic=True` aside).
 
 What the loop waits for, in one place (`Watch`): a commit by anybody, a signal or a handler's thread that needs it
 (the bell), and its own deadlines: a job's due moment, a lease to renew, a time limit, the grace's end.
@@ -117,6 +117,7 @@ class Worker:
         signals.emit(signals.worker_stopped, completed=self._rounds.completed, failed=self._rounds.failed)
         if not self._let_threads_end():
             self._end_process(code)
+        self._connection.dec_thread_sharing()
         self._watch.close()
         return code
 
@@ -146,7 +147,7 @@ class Worker:
         if not self._baton.acquire(blocking=False):
             return False
         try:
-            if self._stops or self._rounds.stuck or self._rounds.is_paused:
+            if self._stops or self._fault is not None or self._rounds.stuck or self._rounds.is_paused:
                 return False
             own = connections[self.alias]
             connections[self.alias] = self._connection
@@ -197,7 +198,7 @@ class Worker:
         return max(0.0, min(due_in, self._grace_ends - clock.monotonic())) if self._stops else due_in
 
     def _must_look_up(self) -> bool:
-        """Does something wait for a thread that nobody is going to wake, unless the one at work is too slow?"""
+        """Does something wait for a thread, of which none is woken unless those at work turn out to be slow?"""
         return self._threads.one_by_one and self._threads.any_waiting()
 
     def _sleep(self, timeout: float) -> bool:

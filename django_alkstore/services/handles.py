@@ -168,7 +168,7 @@ class JobHandle:
     def lease_lost(self) -> threading.Event:
         """Set once the lease is known to be lost: a long handler can look, and stop."""
         if self._lease_lost is None:
-            with _making_events:  # the handler's thread and the worker's loop may both be the first to ask
+            with _making_events:  # the handler's thread and the one that runs the round may both be the first to ask
                 self._lease_lost = self._lease_lost or threading.Event()
         return self._lease_lost
 
@@ -249,7 +249,7 @@ class JobHandle:
         connection = connections[self.using]
         if connection.in_atomic_block:
             transaction.on_commit(self._mark_settled, using=self.using)
-        elif connection.get_autocommit():
+        elif connection.autocommit:  # known: it has just written
             self._mark_settled()
 
     def _mark_settled(self) -> None:

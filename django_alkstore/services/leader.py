@@ -12,6 +12,8 @@ one that steps back fires nothing twice because the stored boundary does not mov
 
 import os
 import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 
 from django.db import DatabaseError, connections
 from django.db.models import QuerySet
@@ -32,9 +34,41 @@ LEADERSHIP_TTL = 10.0
 RENEW_EVERY = 2.0
 LONGEST_SLEEP = 60.0
 STOP_NOTICED_WITHIN = 0.35
-"""Seconds between looks at the caller's stop event."""
+"""Seconds between looks at a stop event that rings nothing."""
 SETTLE = 0.1
 """Seconds between two looks at the schedules while others keep committing."""
+
+
+class StopEvent(threading.Event):
+    """A stop event that wakes whoever waits in a `Watch`, who need not look at it every now and then."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._bells: list[Callable[[], None]] = []
+
+    def set(self) -> None:
+        super().set()
+        for ring in tuple(self._bells):
+            ring()
+
+    @contextmanager
+    def ringing(self, watch: Watch) -> Iterator[None]:
+        """Inside, setting it rings the watch's bell."""
+        self._bells.append(watch.ring)
+        try:
+            yield
+        finally:
+            self._bells.remove(watch.ring)
+
+
+@contextmanager
+def noticed(stop: threading.Event, watch: Watch) -> Iterator[float]:
+    """How long a wait in `watch` may be, in seconds, and end soon after `stop` is set."""
+    if not isinstance(stop, StopEvent):
+        yield STOP_NOTICED_WITHIN
+        return
+    with stop.ringing(watch):
+        yield LONGEST_SLEEP
 
 
 def run_schedules(stop: threading.Event, *, using: str | None = None) -> None:
@@ -47,24 +81,24 @@ def run_schedules(stop: threading.Event, *, using: str | None = None) -> None:
     refuse_open(alias, "run_schedules")
     leadership = LockHandle(names.LEADERSHIP_LOCK, LEADERSHIP_TTL, unique_owner(), alias)
     # First, so that it sees a file which is replaced at any moment after the leadership is taken.
-    with Watch(alias) as watch:
+    with Watch(alias) as watch, noticed(stop, watch) as longest_wait:
         if not leadership.acquire():
             raise LeadershipLost(f"another scheduler leads the schedules of the database {alias!r}")
-        _lead(alias, leadership, watch, stop)
+        _lead(_Leader(alias, leadership, watch, stop, longest_wait))
 
 
-def _lead(alias: str, leadership: LockHandle, watch: Watch, stop: threading.Event) -> None:
-    database = str(connections[alias].settings_dict["NAME"])
-    signals.emit(signals.leader_elected, database=database, pid=os.getpid(), owner=leadership.owner)
+def _lead(leader: "_Leader") -> None:
+    database = str(connections[leader.alias].settings_dict["NAME"])
+    signals.emit(signals.leader_elected, database=database, pid=os.getpid(), owner=leader.leadership.owner)
     try:
-        _Leader(alias, leadership, watch, stop).lead()
+        leader.lead()
     except LeadershipLost as lost:
         signals.emit(signals.leader_stood_down, reason=str(lost))
         raise
     else:
         signals.emit(signals.leader_stood_down, reason="stopped")
     finally:
-        _resign(leadership)
+        _resign(leader.leadership)
 
 
 def _resign(leadership: LockHandle) -> None:
@@ -88,11 +122,15 @@ def _term(leadership: LockHandle) -> QuerySet[Lock]:
 class _Leader:
     """The loop of one term."""
 
-    def __init__(self, alias: str, leadership: LockHandle, watch: Watch, stop: threading.Event) -> None:
+    def __init__(
+        self, alias: str, leadership: LockHandle, watch: Watch, stop: threading.Event, longest_wait: float
+    ) -> None:
         self.alias = alias
         self.leadership = leadership
         self.watch = watch
         self.stop = stop
+        self.longest_wait = longest_wait
+        """Seconds after which it looks at the stop event again."""
         self.upkeep = Upkeep(alias)
         self.patience = Patience("ticking", alias)
         self.renewed_at = clock.monotonic()
@@ -134,7 +172,8 @@ class _Leader:
         while not self.stop.is_set() and clock.monotonic() < ends and not _is_due(due):
             if clock.monotonic() - self.renewed_at >= RENEW_EVERY and not self._renew_in_sleep():
                 return
-            left = min(ends - clock.monotonic(), _seconds_until(due), STOP_NOTICED_WITHIN)
+            renewal_in = self.renewed_at + RENEW_EVERY - clock.monotonic()
+            left = min(ends - clock.monotonic(), _seconds_until(due), renewal_in, self.longest_wait)
             if self.watch.wait(seen, max(0.0, left)):
                 seen = self.watch.version()
                 due = self._soonest_us()

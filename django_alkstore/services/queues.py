@@ -1,6 +1,6 @@
 """Jobs in, and what can be asked of them."""
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from datetime import datetime
 from typing import Any, Unpack
@@ -24,8 +24,8 @@ from django_alkstore.dialects.transactions import (
 from django_alkstore.exceptions import DuplicateJob, InvalidOption, InvalidPayload
 from django_alkstore.models import Job, State
 from django_alkstore.names import validate_name
-from django_alkstore.payloads import as_read, decode_payload
-from django_alkstore.services.options import JobOptions, UnkeyedOptions, encode, stamp
+from django_alkstore.payloads import encode_and_read, encode_payload
+from django_alkstore.services.options import JobOptions, UnkeyedOptions, stamp
 
 
 def enqueue(queue: str, payload: Any, *, using: str | None = None, **options: Unpack[JobOptions]) -> Job:
@@ -63,10 +63,19 @@ def enqueue_many(
     alias = using or resolve_default(settings)
     template = stamp(queue, "", options, settings.defaults_for(queue), clock.now_us())
     before, after = template[:_PAYLOAD], template[_PAYLOAD + 1 :]
-    jobs = [(*before, _encode_item(index, item, settings), *after) for index, item in enumerate(payloads)]
+    jobs = [(*before, text, *after) for text in _encode_each(payloads, settings)]
     if not jobs:
         return []
     return write_operations(alias, lambda db: db.insert_jobs(jobs))
+
+
+def _encode_each(payloads: Iterable[Any], settings: Settings) -> Iterator[str]:
+    max_bytes, encoder = settings.max_payload_bytes, settings.json_encoder
+    for index, payload in enumerate(payloads):
+        try:
+            yield encode_payload(payload, max_bytes=max_bytes, encoder=encoder)
+        except InvalidPayload as error:
+            raise InvalidPayload(f"payloads[{index}]{str(error).removeprefix('payload')}") from error.__cause__
 
 
 def get_or_enqueue(
@@ -79,8 +88,7 @@ def get_or_enqueue(
     if unique_key is None:
         raise InvalidOption("get_or_enqueue needs a unique_key")
     keyed: dict[str, Any] = {**options, "unique_key": unique_key}
-    job = _new_job(queue, payload, keyed, settings)
-    stored = _as_stored(payload, job, settings)
+    job, stored = _new_job(queue, payload, keyed, settings)
 
     def get_or_insert(db: Operations) -> tuple[Job, bool]:
         job_id = db.insert_job(job)
@@ -100,10 +108,9 @@ def add(
     schedule: str | None = None,
 ) -> Job:
     """Store one job in any queue. Shared by queues, outboxes and schedules, which have checked the names."""
-    job = _new_job(queue, payload, options, settings)
+    job, stored = _new_job(queue, payload, options, settings)
     if schedule is not None:
         job = job._replace(schedule=schedule)
-    stored = _as_stored(payload, job, settings)
     if job.unique_key is None:
         job_id = write_statement(alias, lambda db: db.insert_job(job))
         assert job_id is not None, "only a unique key or a boundary can be taken"
@@ -130,20 +137,10 @@ def _holder(db: Operations, queue: str, unique_key: str) -> int:
     return job_id
 
 
-def _new_job(queue: str, payload: Any, options: Mapping[str, Any], settings: Settings) -> NewJob:
-    return stamp(queue, encode(payload, settings), options, settings.defaults_for(queue), clock.now_us())
-
-
-def _as_stored(payload: Any, job: NewJob, settings: Settings) -> Any:
-    """The payload as it will be read. An encoder of the project's own may have changed anything."""
-    return decode_payload(job.payload) if settings.json_encoder else as_read(payload, job.payload)
-
-
-def _encode_item(index: int, payload: Any, settings: Settings) -> str:
-    try:
-        return encode(payload, settings)
-    except InvalidPayload as error:
-        raise InvalidPayload(f"payloads[{index}]{str(error).removeprefix('payload')}") from error.__cause__
+def _new_job(queue: str, payload: Any, options: Mapping[str, Any], settings: Settings) -> tuple[NewJob, Any]:
+    """The job as it will be stored, and its payload as it will be read."""
+    text, stored = encode_and_read(payload, max_bytes=settings.max_payload_bytes, encoder=settings.json_encoder)
+    return stamp(queue, text, options, settings.defaults_for(queue), clock.now_us()), stored
 
 
 _PAYLOAD = NewJob._fields.index("payload")

@@ -48,6 +48,7 @@ def test_without_names_run_queue_takes_every_queue_and_no_outbox(start: Start) -
     jobs = enqueue("noop", None), enqueue("record", "a"), enqueue("async", "b"), enqueue("tell", None)
     wait_for_state("completed", *(job.pk for job in jobs))
     assert (row(letter.pk).state, row(letter.pk).attempts) == ("pending", 0)
+    process.wait_for("worker started")
     (line,) = [line for line in process.lines if "worker started" in line]
     assert "outbox" not in line
 

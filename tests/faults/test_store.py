@@ -23,7 +23,7 @@ from django_alkstore.dialects.base import Change, DatabaseReplaced
 from django_alkstore.dialects.watch import Watch
 from django_alkstore.models import Job
 from django_alkstore.runtime.loop import chosen
-from django_alkstore.runtime.prospects import SETTLE
+from django_alkstore.runtime.rounds import IN_LINE
 from django_alkstore.runtime.scheduler import schedule_until
 from django_alkstore.runtime.worker import Worker
 from django_alkstore.services.patience import (
@@ -537,7 +537,7 @@ def test_while_a_fault_lasts_a_worker_tries_as_often_as_the_pauses_say_and_says_
     with connection.execute_wrapper(refusals), caplog.at_level("WARNING", "django_alkstore"):
         assert worker.run() == 0
     # For the length of the busy timeout it stands in line, as any writer does.
-    in_line = transactions.busy_timeout("default") / SETTLE if code == sqlite3.SQLITE_BUSY else 0
+    in_line = transactions.busy_timeout("default") / IN_LINE if code == sqlite3.SQLITE_BUSY else 0
     assert LONG / longest <= refusals.count <= in_line + LONG / longest + GROWING
     assert lines_of_trouble(caplog) <= LONG / LONGEST_QUIET + GROWING
 

@@ -169,7 +169,7 @@ def test_a_coroutine_s_context_is_its_own_whatever_the_thread_has_run_before(sta
 
 
 def test_what_a_coroutine_leaves_behind_harms_no_other_job(start: Start) -> None:
-    """Its tasks, its context, and a loop that it has stopped or closed."""
+    """Its tasks, its context, and a loop that it has stopped or tried to close."""
     kinds = ["set the context", "leave a task", "stop the loop", "close the loop", "leave a task", "stop the loop"]
     kinds.append("leave a task that leaves another")
     jobs = run_with_a_fine_job_behind_each(start, kinds, queue="async-hostile")

@@ -15,6 +15,7 @@ from django.db.backends.base.base import BaseDatabaseWrapper
 
 from django_alkstore.dialects.watch import Watch
 from django_alkstore.services import enqueue
+from django_alkstore.services.leader import StopEvent
 from tests.ledger.models import Entry
 from tests.processes import PATIENCE, Process
 
@@ -69,6 +70,21 @@ def test_without_a_commit_the_version_stays_and_a_wait_ends_with_its_time(watch:
     assert watch.version() == seen
     assert watch.wait(seen, 0.05) is False
     assert watch.wait(seen, 0) is False
+
+
+def test_the_version_may_be_asked_for_by_a_thread_while_another_waits(watch: Watch) -> None:
+    """As a worker's loop and a handler's thread that runs its round do."""
+    enough = 30_000
+    seen = watch.version()
+    asked = []
+
+    def ask() -> None:
+        asked.append({watch.version() for _ in range(enough)})
+
+    others = [in_thread(ask), in_thread(ask)]
+    for other in others:
+        other.join()
+    assert asked == [{seen}, {seen}]
 
 
 def test_a_commit_of_this_thread_is_seen(watch: Watch) -> None:
@@ -259,6 +275,16 @@ def test_a_signal_handler_rings_the_bell(watch: Watch, when: str) -> None:
     finally:
         signal.signal(signal.SIGUSR1, before)
     assert rung == [signal.SIGUSR1]
+
+
+def test_a_bell_may_be_rung_once_nobody_waits_any_more(watch: Watch) -> None:
+    """A signal, or the end of something else, comes when it comes."""
+    stop = StopEvent()
+    with stop.ringing(watch):
+        watch.close()
+        watch.ring()
+        stop.set()
+    assert stop.is_set()
 
 
 def test_a_commit_is_news_also_when_the_bell_rang(watch: Watch) -> None:

@@ -82,7 +82,7 @@ def test_f031_a_job_whose_worker_is_killed_is_back_after_one_lease(start: Start,
     (lapse,) = row(job.pk).errors
     assert (lapse["attempt"], lapse["error"], row(job.pk).attempts) == (1, "lease expired", 2)
     assert lapse["at"] >= ends.isoformat()
-    assert any("WARNING" in line and f"job {job.pk} " in line for line in second.lines)
+    wait_until(lambda: any("WARNING" in line and f"job {job.pk} " in line for line in second.lines), "the warning")
 
 
 def test_exactly_once_a_worker_killed_between_the_rows_and_the_commit_leaves_no_row(
@@ -188,7 +188,7 @@ def test_a_handler_is_told_that_its_job_was_cancelled_and_its_thread_is_free_aga
     wait_for_state("completed", following.pk)
     assert as_stored(job.pk) == before
     assert row(job.pk).state == "cancelled"
-    assert any("WARNING" in line and f"job {job.pk} " in line for line in process.lines)
+    wait_until(lambda: any("WARNING" in line and f"job {job.pk} " in line for line in process.lines), "the warning")
 
 
 def test_a_job_that_is_deleted_while_it_runs_harms_nothing(start: Start, tmp_path: Path) -> None:

@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from django.apps import apps
 from django.core.checks import CheckMessage, run_checks
 from django.db import connections
 from django.db.backends.sqlite3.base import Database, DatabaseWrapper
@@ -302,3 +303,9 @@ def test_a_wrong_setting_is_named_by_the_commands_too(manage: Any, tmp_path: Pat
     assert process.wait() != 0
     assert "NOPE" in process.output
     assert "worker started" not in process.output
+
+
+def test_an_app_that_is_made_ready_again_is_still_checked_once(project: dict[str, Any]) -> None:
+    apps.get_app_config("django_alkstore").ready()
+    with override_settings(ALKSTORE={"NOPE": 1}):
+        assert ids() == ["alkstore.E002"]
