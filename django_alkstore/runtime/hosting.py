@@ -3,17 +3,20 @@
 `async_to_sync` makes a thread and a loop for each call, and handing a coroutine to a loop in another thread costs
 two switches: both more than a short job. So each handler's thread runs its coroutines itself, one job at a time.
 What they hand to `sync_to_async` (each query of the ORM) runs in one thread that is kept for it, whose connections
-stay open between jobs as the handler's own do.
+stay open between jobs as the handler's own do. In any other thread (`asyncio.to_thread`) nothing stays open.
 """
 
 import asyncio
 import contextvars
 from collections.abc import Awaitable, Callable, Coroutine
 from concurrent.futures import Executor
+from contextlib import suppress
 from typing import Any, TypeVar, TypeVarTuple
 
-from asgiref.sync import ThreadSensitiveContext, sync_to_async
+from asgiref.sync import SyncToAsync, ThreadSensitiveContext
+from django.db.transaction import TransactionManagementError
 
+from django_alkstore.runtime.perform import tidy_connections
 from django_alkstore.services.handles import ended
 
 T = TypeVar("T")
@@ -34,24 +37,28 @@ class Host:
         try:
             self._run(result if asyncio.iscoroutine(result) else _awaited(result))
         finally:
-            if left := asyncio.all_tasks(self._loop):
+            while left := asyncio.all_tasks(self._loop):  # which may make others when they end
                 for task in left:
                     task.cancel()
                 self._run(ended(left))
 
     def beside(self, call: Callable[[str], bool], argument: str) -> bool:
-        """`call` in the other thread, if anything has run there since the last time; else `False`."""
+        """`call` in the other thread, if anything has run there since the last time; else `False`.
+
+        Not by way of the loop: a handler may have left in it what stops it.
+        """
         if self._runner is None or not self._loop.has_used_threads:
             return False
-        found = self._run(sync_to_async(call)(argument))
         self._loop.has_used_threads = False
-        return found
+        executor = SyncToAsync.context_to_thread_executor.get(self._threads)
+        return executor is not None and executor.submit(call, argument).result()
 
     def close(self) -> None:
         """Waits for what still runs in other threads."""
         if self._runner is not None and not self._loop.is_closed():
-            self._runner.run(_left(self._threads), context=self._context)
-            self._runner.close()
+            with suppress(Exception):  # whatever handlers have left in the loop, it ends here
+                self._runner.run(_left(self._threads), context=self._context)
+                self._runner.close()
 
     def _run(self, coroutine: Coroutine[Any, Any, T]) -> T:
         if self._runner is None or self._loop.is_closed():  # by a handler
@@ -63,7 +70,7 @@ class Host:
     def _open(self) -> None:
         self._loop = _Loop()
         self._runner = asyncio.Runner(loop_factory=lambda: self._loop)
-        self._context = contextvars.copy_context()
+        self._context = contextvars.Context()  # not the thread's, in which other handlers may have set something
         self._threads = ThreadSensitiveContext()
         self._runner.run(_entered(self._threads), context=self._context)
 
@@ -81,10 +88,21 @@ async def _awaited(result: Awaitable[object]) -> None:
 
 
 class _Loop(asyncio.SelectorEventLoop):
-    """An event loop that knows whether anything was run in other threads."""
+    """An event loop that knows whether anything was run in other threads, and keeps its own ones tidy."""
 
     has_used_threads = False
 
     def run_in_executor(self, executor: Executor | None, func: Callable[[*Ts], T], *args: *Ts) -> asyncio.Future[T]:
+        if executor is None:
+            return super().run_in_executor(None, _leave_nothing, func, *args)
         self.has_used_threads = True
         return super().run_in_executor(executor, func, *args)
+
+
+def _leave_nothing(func: Callable[[*Ts], T], *args: *Ts) -> T:
+    """`func` in a thread that nobody else tidies: what it left open would keep the writer lock for good."""
+    try:
+        return func(*args)
+    finally:
+        if tidy_connections(None):
+            raise TransactionManagementError("a transaction was left open in another thread, and was rolled back")

@@ -89,11 +89,11 @@ def _note_opened(**_: object) -> None:
     _thread.has_opened = True
 
 
-def tidy_connections(own: str) -> bool:
+def tidy_connections(own: str | None) -> bool:
     """Leave the thread's connections fit for the next job, as Django does between two requests.
 
     That to `own`, the database of the jobs, stays open however old it is: to open it anew for each job costs more
-    than most jobs, and nothing at its other end waits to be let go.
+    than most jobs, and nothing at its other end waits to be let go. `None` where the thread is not kept for jobs.
 
     One that the handler left inside a transaction, or in manual commit, is thrown away with all that it had
     not committed; was there any?

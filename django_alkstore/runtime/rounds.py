@@ -134,8 +134,8 @@ class Rounds:
         for run in self.runs:
             if run.holds_lease:
                 moments.append(run.renew_at)
-            # A thread may be about to start it: then its time limit is counted from about now.
-            started_at = run.claimed_at if run.started_at is None else run.started_at
+            # A thread may be about to start it: then its time limit is counted from now at the earliest.
+            started_at = now if run.started_at is None else run.started_at
             moments.append(started_at + run.registration.time_limit)
             if run.started_at is None:
                 moments.append(run.claimed_at + LONGEST_PREFETCH)

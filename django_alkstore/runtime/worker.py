@@ -30,6 +30,7 @@ SOON = 0.001
 """Seconds that the loop may wake later than it should."""
 
 EXIT_OK = 0
+EXIT_BROKE = 1
 EXIT_GRACE_OVER = 1
 EXIT_EXHAUSTED = 4
 EXIT_REPLACED = 5
@@ -101,15 +102,28 @@ class Worker:
         self._connection.close()
         self._connection.inc_thread_sharing()
         self._threads.start()
-        with self._watch.rung_by_signals():
-            code = self._work()
+        try:
+            with self._watch.rung_by_signals():
+                code = self._work()
+        except BaseException:
+            if not self._let_threads_end():
+                # Python would wait for those that coroutines use, while nobody renews a lease.
+                signals.logger.exception("the worker broke, and the process ends for it")
+                self.at_stop(1.0)
+                signals.flush()
+                self._end_process(EXIT_BROKE)
+            raise
         self._rounds.end()
         signals.emit(signals.worker_stopped, completed=self._rounds.completed, failed=self._rounds.failed)
-        if not self._threads.finish(patience=0.0 if self._rounds.stuck or self._rounds.runs else 1.0):
+        if not self._let_threads_end():
             self._end_process(code)
         self._connection.dec_thread_sharing()
         self._watch.close()
         return code
+
+    def _let_threads_end(self) -> bool:
+        """`False` where a handler still holds one."""
+        return self._threads.finish(patience=0.0 if self._rounds.stuck or self._rounds.runs else 1.0)
 
     def _work(self) -> int:
         self._baton.acquire()  # and kept at the end: after that nobody runs a round
@@ -200,15 +214,18 @@ class Worker:
         return False
 
     def _look_up(self, timeout: float) -> None:
-        """Until the bell is rung, or nothing waits any more: call a thread when none has started anything lately."""
+        """Until the bell is rung: call a thread when none has started anything lately.
+
+        Then also take in what has ended: who has ended it is at something longer, and tells nobody before its end.
+        """
         while timeout > 0:
             started = self._threads.started
             if self._watch.wait_for_bell(min(timeout, INSTANT)):
                 return
             if started == self._threads.started:
-                if not self._threads.any_waiting():
-                    return
                 self._threads.call_next()
+                if self._threads.any_ended() or not self._threads.any_waiting():
+                    return
             timeout = self._wakes_at - clock.monotonic()
 
     # The end

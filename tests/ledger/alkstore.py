@@ -163,6 +163,13 @@ def _stop_inside_a_savepoint() -> None:
     raise ValueError("two blocks deep")
 
 
+_trace: ContextVar[str] = ContextVar("trace", default="fine")
+
+
+def _set_context() -> None:
+    _trace.set("what another job has set")
+
+
 def _without_end() -> None:
     _without_end()
 
@@ -227,6 +234,8 @@ HOSTILE: dict[str, Any] = {
     "retry for ever": lambda: _raise(Retry(delay=timedelta.max)),
     "snooze for nan": lambda: _raise(Snooze(float("nan"))),
     "snooze for text": lambda: _raise(Snooze("soon")),  # type: ignore[arg-type]
+    "set the context": _set_context,
+    "never end": lambda: threading.Event().wait(),
     "retry now": lambda: _raise(Retry(delay=timedelta(0))),
 }
 
@@ -352,25 +361,35 @@ async def async_atomic(job: JobHandle) -> None:
         raise ValueError("after the row")
 
 
-_trace: ContextVar[str] = ContextVar("trace", default="fine")
-
-
 async def _write_late() -> None:
     await asyncio.sleep(0)
     await Entry.objects.acreate(text="late")
 
 
+async def _leave_another() -> None:
+    try:
+        await asyncio.sleep(3_600)
+    finally:
+        HELD.append(asyncio.create_task(_write_late()))
+
+
 @handler("async-hostile")
 async def async_hostile(job: JobHandle) -> None:
-    """What `hostile` does, with `beside: ` before it in the thread of the ORM's calls; or what only a coroutine can."""
+    """What `hostile` does, with `beside: ` before it in the thread of the ORM's calls, with `elsewhere: ` in any other;
+    or what only a coroutine can."""
     await asyncio.sleep(0)
     kind = job.payload
     if kind == "write":
         await Entry.objects.acreate(text=_trace.get())
-    elif kind == "set the context":
-        _trace.set("what another job has set")
     elif kind == "leave a task":
         HELD.append(asyncio.create_task(_write_late()))
+    elif kind == "leave a task that leaves another":
+        HELD.append(asyncio.create_task(_leave_another()))
+        await asyncio.sleep(0)
+    elif kind == "stop the loop afterwards":
+        await Entry.objects.acount()
+        loop = asyncio.get_running_loop()
+        loop.call_soon(loop.call_soon, loop.stop)
     elif kind == "stop the loop":
         asyncio.get_running_loop().stop()
         await asyncio.sleep(0)
@@ -378,6 +397,8 @@ async def async_hostile(job: JobHandle) -> None:
         asyncio.get_running_loop().close()
     elif kind.startswith("beside: "):
         await sync_to_async(HOSTILE[kind.removeprefix("beside: ")])()
+    elif kind.startswith("elsewhere: "):
+        await asyncio.to_thread(HOSTILE[kind.removeprefix("elsewhere: ")])
     else:
         HOSTILE[kind]()
 

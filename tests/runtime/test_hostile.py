@@ -9,7 +9,7 @@ from django_alkstore.models import Job
 from django_alkstore.services import enqueue
 from tests.ledger.models import Entry
 from tests.ledger.tools import row, wait_for_state
-from tests.processes import Process
+from tests.processes import Process, wait_until
 
 pytestmark = pytest.mark.django_db(transaction=True)
 
@@ -35,6 +35,19 @@ RAISED = {
     "recursion": "RecursionError: maximum recursion depth exceeded",
 }
 """What a handler raises, and how the error that is kept begins."""
+
+
+BROKEN_BY_A_RECEIVER = """
+import sys
+from django.core.management import call_command
+from django_alkstore import signals
+
+def leave(**_):
+    sys.exit("broken")
+
+signals.job_completed.connect(leave)
+call_command("run_queue", "async-hostile", "noop", "--concurrency", "2")
+"""
 
 
 def run_with_a_fine_job_behind_each(start: Start, kinds: list[str], queue: str = "hostile") -> dict[str, Job]:
@@ -117,9 +130,48 @@ def test_f059_so_it_is_where_an_async_handler_s_queries_run(start: Start) -> Non
         assert jobs[f"beside: {kind}"].state == "completed", kind
 
 
+def test_f059_so_it_is_in_any_thread_that_an_async_handler_uses(start: Start) -> None:
+    kinds = ["broken transaction", "manual commit", "savepoint", "close", "open cursor"]
+    jobs = run_with_a_fine_job_behind_each(start, [f"elsewhere: {kind}" for kind in kinds], queue="async-hostile")
+    assert not Entry.objects.exclude(text="fine").exists()
+    for kind in ("broken transaction", "manual commit", "savepoint"):
+        assert jobs[f"elsewhere: {kind}"].state == "dead", kind
+    for kind in ("close", "open cursor"):
+        assert jobs[f"elsewhere: {kind}"].state == "completed", kind
+
+
+def test_a_loop_that_is_stopped_after_its_job_costs_no_thread(start: Start) -> None:
+    job = enqueue("async-hostile", "stop the loop afterwards", max_attempts=1)
+    process = start("run_queue", "async-hostile", "--concurrency", "1")
+    wait_for_state("completed", job.pk)
+    fine = enqueue("async-hostile", "write", backoff_base=0)
+    wait_for_state("completed", fine.pk)
+    process.signal(signal.SIGTERM)
+    assert process.wait() == 0, process.output
+
+
+def test_a_worker_that_breaks_ends_whatever_a_coroutine_has_running_in_another_thread(start: Start) -> None:
+    enqueue("async-hostile", "beside: never end")
+    process = start("-c", BROKEN_BY_A_RECEIVER)
+    wait_until(lambda: Job.objects.filter(state="processing").exists(), "the coroutine is claimed")
+    enqueue("noop", None)
+    assert process.wait() == 1, process.output
+    assert "SystemExit: broken" in process.output
+
+
+def test_a_coroutine_s_context_is_its_own_whatever_the_thread_has_run_before(start: Start) -> None:
+    setting = enqueue("hostile", "set the context")
+    process = start("run_queue", "hostile", "async-hostile", "--concurrency", "1")
+    wait_for_state("completed", setting.pk)
+    wait_for_state("completed", enqueue("async-hostile", "write").pk)
+    assert process.popen.poll() is None
+    assert Entry.objects.get().text == "fine"
+
+
 def test_what_a_coroutine_leaves_behind_harms_no_other_job(start: Start) -> None:
     """Its tasks, its context, and a loop that it has stopped or tried to close."""
     kinds = ["set the context", "leave a task", "stop the loop", "close the loop", "leave a task", "stop the loop"]
+    kinds.append("leave a task that leaves another")
     jobs = run_with_a_fine_job_behind_each(start, kinds, queue="async-hostile")
     assert not Entry.objects.exclude(text="fine").exists()
     assert jobs["set the context"].state == jobs["leave a task"].state == "completed"

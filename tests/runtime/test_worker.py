@@ -268,6 +268,21 @@ def test_what_waits_for_a_thread_is_given_back_and_not_counted(start: Start, tmp
     wait_for_state("completed", slow)
 
 
+def test_what_has_ended_is_written_though_its_thread_is_busy_and_others_wait(start: Start, tmp_path: Path) -> None:
+    """Quick jobs have one thread take one after the other. It tells nobody of the first before the end of the next."""
+    open_end = tmp_path / "open"
+    warm = enqueue_many("mix", [None] * 60)
+    process = start("run_queue", "mix", "--concurrency", "2")
+    wait_for_state("completed", *warm)
+    quick, _, _, behind = enqueue_many("mix", [None, str(open_end), str(open_end), None])
+    process.wait_for(f"gave back job {behind} (no thread became free)")
+    process.wait_for(f"completed job {quick} ")
+    told = [line for line in process.lines if f"completed job {quick} " in line or "gave back" in line]
+    assert "completed job" in told[0]
+    open_end.touch()
+    wait_for_state("completed", behind)
+
+
 def test_higher_priorities_go_first_then_older_ones(start: Start) -> None:
     order = [enqueue("tell", None, priority=priority).pk for priority in (0, -5, 9, 0, 9)]
     process = start("run_queue", "tell", "--concurrency", "1")

@@ -9,7 +9,10 @@ import pytest
 
 from django_alkstore import clock
 from django_alkstore.models import Job
-from django_alkstore.services import cancel, enqueue, enqueue_many
+from django_alkstore.registry import Registration
+from django_alkstore.runtime.rounds import Rounds
+from django_alkstore.runtime.threads import Run, Threads
+from django_alkstore.services import cancel, claim_batch, enqueue, enqueue_many
 from tests.ledger.models import Entry
 from tests.ledger.tools import freeze, row, state, wait_for_state, wait_past
 from tests.processes import Process, wait_until
@@ -266,3 +269,15 @@ def test_with_one_thread_still_free_a_worker_stays(start: Start, tmp_path: Path)
     process.signal(signal.SIGTERM)
     process.wait()
     assert (row(stuck.pk).state, row(stuck.pk).attempts) == ("dead", 1)
+
+
+def test_a_job_that_waits_longer_than_its_time_limit_is_no_reason_to_look_again_at_once() -> None:
+    """Its time is counted from its start. To look at once, again and again, took a processor whole."""
+    enqueue("stubborn", None)
+    (job,) = claim_batch("stubborn", "w")
+    registration = Registration("stubborn", print, time_limit=0.1, atomic=False, module=__name__)
+    rounds = Rounds("default", {"stubborn": registration}, "w", Threads(1, bool, lambda: None), lambda: 0)
+    rounds.stopping = True
+    rounds.run()
+    rounds.runs[Run(job, registration, claimed_at=clock.monotonic() - 0.2, renew_at=clock.monotonic() + 60)] = None
+    assert rounds.due_in() > 0
