@@ -214,7 +214,7 @@ class Worker:
         return False
 
     def _look_up(self, timeout: float) -> None:
-        """Until the bell is rung: call a thread when none has started anything lately.
+        """Until the bell is rung, or nothing waits any more: call a thread when none has started anything lately.
 
         Then also take in what has ended: who has ended it is at something longer, and tells nobody before its end.
         """

@@ -435,16 +435,6 @@ def test_closing_a_watch_drops_no_lock_of_this_process(transactional_db: None) -
     assert Entry.objects.count() == 1
 
 
-def test_two_threads_that_ask_for_the_version_at_once_get_the_same(watch: Watch) -> None:
-    """The worker's loop asks while it sleeps, and a handler's thread at the start of a round."""
-    found: list[object] = []
-    threads = [in_thread(lambda: found.extend(watch.version() for _ in range(20_000))) for _ in range(2)]
-    for thread in threads:
-        thread.join(PATIENCE)
-    assert len(found) == 40_000
-    assert set(found) == {watch.version()}
-
-
 def test_the_watch_sees_jobs_that_are_enqueued(watch: Watch) -> None:
     seen = watch.version()
     thread = in_thread(lambda: enqueue("mail", 1))
