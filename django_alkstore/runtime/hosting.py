@@ -34,6 +34,7 @@ class Host:
 
     def run(self, result: Awaitable[object]) -> None:
         """Await it, and cancel the tasks that it leaves behind."""
+        self._open()
         try:
             self._run(result if asyncio.iscoroutine(result) else _awaited(result))
         finally:
@@ -61,13 +62,13 @@ class Host:
                 self._runner.close()
 
     def _run(self, coroutine: Coroutine[Any, Any, T]) -> T:
-        if self._runner is None or self._loop.is_closed():  # by a handler
-            self._open()
         assert self._runner is not None
         # A copy each, so that what a job sets is not there for the next one.
         return self._runner.run(coroutine, context=self._context.copy())
 
     def _open(self) -> None:
+        if self._runner is not None and not self._loop.is_closed():
+            return
         self._loop = _Loop()
         self._runner = asyncio.Runner(loop_factory=lambda: self._loop)
         self._context = contextvars.Context()  # not the thread's, in which other handlers may have set something
