@@ -52,6 +52,9 @@ LONGEST_SLEEP = 60.0
 class Work:
     """What one round is to write."""
 
+    planned_at: int
+    """Microseconds. What had not lapsed by then is not swept: a process that is frozen after its plan, in which its own
+    leases are renewed, would sweep its own jobs when it goes on."""
     acks: list[Run] = field(default_factory=list)
     endings: list[tuple[Run, Outcome]] = field(default_factory=list)
     renewals: list[Run] = field(default_factory=list)
@@ -160,7 +163,7 @@ class Rounds:
                 self._in_line_since = None
                 self._follow_up(work, written, call=call)
             # After what has ended is on its row and what runs is renewed: it sweeps.
-            self._upkeep.step()
+            self._upkeep.step(work.planned_at)
             self.prospects.look_ahead()
             self._patience.reset()
             self._in_line_since = None
@@ -225,7 +228,7 @@ class Rounds:
 
     def _plan(self) -> Work:
         now = clock.monotonic()
-        work = Work(renewals=[run for run in self.runs if now >= run.renew_at and run.holds_lease])
+        work = Work(clock.now_us(), renewals=[run for run in self.runs if now >= run.renew_at and run.holds_lease])
         for run, outcome in self.unwritten:
             if outcome.kind is Kind.ACK:
                 work.acks.append(run)
@@ -283,7 +286,7 @@ class Rounds:
                 # There may be more, of a lower priority. What has been claimed does not wait for the answer.
                 written.drained.append(queue)
             else:
-                swept = sweep_batch(queue, db)
+                swept = sweep_batch(queue, work.planned_at, db)
                 written.swept.append(swept)
                 if not swept:
                     written.drained.append(queue)
@@ -381,7 +384,7 @@ class Rounds:
                 self._threads.cut_off(run)
         self.end()
         signals.flush()
-        work = Work(endings=[*self.unwritten, *((run, RELEASE) for run in held)])
+        work = Work(clock.now_us(), endings=[*self.unwritten, *((run, RELEASE) for run in held)])
         if not work:
             return
         try:

@@ -161,23 +161,26 @@ def sweep(queue: str | None = None, *, using: str | None = None) -> int:
     return sum(sweep_whole_queue(alias, name) for name in read(alias, lambda db: db.live_queues()))
 
 
-def sweep_whole_queue(alias: str, queue: str) -> int:
-    """Put right all of one queue's lapsed and expired jobs, of whatever kind the queue is: how many."""
+def sweep_whole_queue(alias: str, queue: str, as_of: int | None = None) -> int:
+    """Put right all of one queue's lapsed and expired jobs, of whatever kind the queue is: how many.
+
+    `as_of`: those that had by then (microseconds; default: by now).
+    """
     changed: set[int] = set()
-    while ids := _sweep_once(alias, queue):
+    while ids := _sweep_once(alias, queue, as_of):
         changed.update(ids)  # a job that lapsed and had expired too is touched twice and counted once
     return len(changed)
 
 
-def _sweep_once(alias: str, queue: str) -> list[int]:
-    swept = write_operations(alias, partial(sweep_batch, queue))
+def _sweep_once(alias: str, queue: str, as_of: int | None = None) -> list[int]:
+    swept = write_operations(alias, partial(sweep_batch, queue, as_of))
     after_commit(alias, swept.announce)
     return swept.ids
 
 
-def sweep_batch(queue: str, db: Operations) -> Swept:
-    """Put right one batch of `queue`'s lapsed and expired jobs. Needs the writer lock."""
-    now = clock.now_us()
+def sweep_batch(queue: str, as_of: int | None, db: Operations) -> Swept:
+    """Put right one batch of `queue`'s jobs that had lapsed or expired `as_of` then. Needs the writer lock."""
+    now = clock.now_us() if as_of is None else as_of
     at = from_us(now)
     swept = Swept(queue)
     reopened: list[tuple[str, str, int]] = []

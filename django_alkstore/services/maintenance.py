@@ -75,8 +75,11 @@ class Upkeep:
         """Seconds until the next step; 0 where it is due."""
         return max(0.0, self._due_at - clock.monotonic())
 
-    def step(self) -> None:
-        """Prune one batch, if it is time; at the round's end sweep, and announce what it has removed."""
+    def step(self, as_of: int | None = None) -> None:
+        """Prune one batch, if it is time; at the end sweep, and announce what it has removed.
+
+        `as_of`: the moment (microseconds; default: now) at which a job must have lapsed to be swept.
+        """
         if self.due_in() > 0:
             return
         if clock.monotonic() >= self._sign_due_at:
@@ -87,7 +90,7 @@ class Upkeep:
             return
         # A worker whose threads are all busy claims nothing, and so sweeps nothing on the way.
         for queue in self._queues:
-            sweep_whole_queue(self.alias, queue)
+            sweep_whole_queue(self.alias, queue, as_of)
         self._due_at = clock.monotonic() + UPKEEP_INTERVAL
         if self._removed:
             signals.emit(signals.jobs_pruned, removed=dict(self._removed))

@@ -361,8 +361,13 @@ async def async_atomic(job: JobHandle) -> None:
         raise ValueError("after the row")
 
 
+_next_job = threading.Event()
+
+
 async def _write_late() -> None:
-    await asyncio.sleep(0)
+    """Writes if it is still there when the next job runs."""
+    while not _next_job.is_set():
+        await asyncio.sleep(0)
     await Entry.objects.acreate(text="late")
 
 
@@ -379,7 +384,9 @@ async def async_hostile(job: JobHandle) -> None:
     or what only a coroutine can."""
     await asyncio.sleep(0)
     kind = job.payload
+    _next_job.clear()
     if kind == "write":
+        _next_job.set()
         await Entry.objects.acreate(text=_trace.get())
     elif kind == "leave a task":
         HELD.append(asyncio.create_task(_write_late()))

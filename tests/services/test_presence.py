@@ -173,7 +173,7 @@ def test_it_is_taken_back_at_a_second_signal_too(start: Start, tmp_path: Path) -
     job = enqueue("wait", str(tmp_path / "never"))
     process = start("run_queue", "wait")
     process.wait_for(f"running {job.pk}")
-    assert signed() == {"wait"}
+    wait_until(lambda: signed() == {"wait"}, "the sign")
     process.signal(signal.SIGTERM)
     process.wait_for("worker stopping")
     process.signal(signal.SIGTERM)
