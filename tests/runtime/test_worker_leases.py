@@ -154,7 +154,7 @@ def test_f021_a_worker_that_was_stopped_past_its_lease_changes_nothing_and_says_
     start: Start, tmp_path: Path
 ) -> None:
     open_end = tmp_path / "open"
-    job = enqueue("wait", str(open_end), visibility_timeout=1)
+    job = enqueue("wait", str(open_end), visibility_timeout=2)
     first = start("run_queue", "wait")
     first.wait_for(f"running {job.pk}")
     freeze(first)
