@@ -294,6 +294,7 @@ class DataVersion:
             raise
 
     def _connect(self) -> None:
+        self._refuse_to_make_a_file()
         self._wrapper.ensure_connection()
         raw: sqlite3.Connection = self._wrapper.connection
         # Told "busy" at once rather than made to wait: that somebody is writing is news enough.
@@ -301,6 +302,13 @@ class DataVersion:
         self._raw = raw
         self._file = raw.execute("PRAGMA database_list").fetchone()[2] or None
         self._identity = _identity(self._file)
+
+    def _refuse_to_make_a_file(self) -> None:
+        """SQLite would make an empty one, which looks like a database that has never been migrated."""
+        name = str(self._wrapper.settings_dict["NAME"])
+        in_memory = self._wrapper.is_in_memory_db()  # type: ignore[attr-defined]
+        if not in_memory and not name.startswith("file:") and not os.path.exists(name):
+            raise DatabaseReplaced(f"the database file {name} is gone")
 
     def version(self) -> object:
         with self._asking:

@@ -98,16 +98,17 @@ def _lead(leader: "_Leader") -> None:
     else:
         signals.emit(signals.leader_stood_down, reason="stopped")
     finally:
-        _resign(leader.leadership)
+        _resign(leader)
 
 
-def _resign(leadership: LockHandle) -> None:
+def _resign(leader: "_Leader") -> None:
     """Free the leadership if nobody has taken it since. Where even that cannot be written, it lapses by itself.
 
     By its token and owner, as it is renewed: one that ran out while others held the writer lock is no use to anybody.
     """
     try:
-        write_transaction(leadership.using, lambda _: _term(leadership).delete())
+        leader.watch.version()  # raises where the file is gone: a new connection would make an empty one
+        write_transaction(leader.alias, lambda _: _term(leader.leadership).delete())
     except DatabaseError as error:
         signals.emit(signals.leadership_left, error=error, lapses_in=LEADERSHIP_TTL)
 

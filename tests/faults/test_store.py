@@ -222,6 +222,20 @@ def test_a_worker_whose_file_is_deleted_ends_with_a_status_of_its_own(store: Sto
     assert "Traceback" not in process.output
 
 
+def test_worker_and_scheduler_in_one_process_make_no_new_file_when_theirs_is_deleted(store: Store) -> None:
+    job = services.enqueue("noop", None, using=ALIAS)
+    services.schedule("often", "@every 1s", "noop", using=ALIAS)
+    process = store.start("run_alkstore")
+    process.wait_for(f"completed job {job.pk} ")
+    process.wait_for("fired often")
+    store.reopen()
+    for path in store.path.parent.iterdir():
+        path.unlink(missing_ok=True)
+    assert process.wait() == 5
+    assert list(store.path.parent.iterdir()) == []
+    assert "Traceback" not in process.output
+
+
 def test_a_scheduler_whose_file_is_deleted_says_so_and_goes_on_once_there_is_another(store: Store) -> None:
     services.schedule("often", "@every 1s", "mail", using=ALIAS)
     copied = backup(store).rename(store.path.parent.with_name("copied"))
@@ -231,6 +245,7 @@ def test_a_scheduler_whose_file_is_deleted_says_so_and_goes_on_once_there_is_ano
         path.unlink(missing_ok=True)
     process.wait_for("is gone")
     process.wait_for(TROUBLE, 2)
+    assert not store.path.exists(), "an empty one would look like a database that was never migrated"
     fired = process.output.count("fired often")
     copied.replace(store.path)
     process.wait_for("fired often", fired + 2)
