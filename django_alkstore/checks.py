@@ -103,8 +103,8 @@ def _check_options(connection: DatabaseWrapper) -> Iterator[CheckMessage]:
         return
     try:
         journal, timeout = _effective_pragmas(connection)
-    except DatabaseError as error:
-        if is_contention(alias, error):
+    except (DatabaseError, ImproperlyConfigured) as error:
+        if isinstance(error, DatabaseError) and is_contention(alias, error):
             return  # somebody is at work in it: that says nothing against it
         yield Warning(
             f"The database {alias!r} cannot be read: {error}.",

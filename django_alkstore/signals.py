@@ -16,6 +16,7 @@ from django_alkstore.names import describe_queue
 
 logger = logging.getLogger("django_alkstore")
 
+nothing_registered = Signal()
 jobs_unhandled = Signal()  # due: the number of due jobs by queue
 worker_started = Signal()  # database, queues, concurrency, pid, worker_id
 worker_stopping = Signal()  # reason, running
@@ -131,6 +132,11 @@ def _jobs(job_ids: Sequence[int]) -> str:
     return f"{'job' if len(job_ids) == 1 else 'jobs'} {shown}{rest}"
 
 
+_log(
+    nothing_registered,
+    logging.WARNING,
+    lambda: "no handler is registered in an alkstore.py of the installed apps: schedules are fired, and no job is run",
+)
 _log(jobs_unhandled, logging.WARNING, unhandled)
 _log(
     worker_started,

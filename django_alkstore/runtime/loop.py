@@ -124,6 +124,8 @@ def run_scheduler(alias: str, *, standby: bool) -> int:
 
 def run_everything(alias: str, concurrency: int, grace: float) -> int:
     """Run the scheduler and one worker for all that is registered, in one process; the exit code."""
+    if not registry.registrations():
+        signals.emit(signals.nothing_registered)
     _warn_of_unhandled(alias)
     worker = Worker(alias, registry.registrations(), concurrency=concurrency, grace=grace)
     news = _News()

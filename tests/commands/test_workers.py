@@ -96,6 +96,20 @@ def test_run_alkstore_does_everything_in_one_process(start: Start) -> None:
     assert set(Entry.objects.values_list("text", flat=True)) == {"queued", "mailed", "fired"}
 
 
+def test_run_alkstore_says_so_where_nothing_is_registered_and_fires_schedules_all_the_same(start: Start) -> None:
+    schedule("often", "@every 1s", "nobody")
+    code = """
+from django.core.management import call_command
+from django_alkstore.testing import isolated_registry
+with isolated_registry():
+    call_command("run_alkstore")
+"""
+    process = start("-c", code)
+    process.wait_for("no handler is registered in an alkstore.py")
+    process.wait_for("fired often")
+    stopped(process)
+
+
 def test_run_alkstore_runs_jobs_while_another_process_leads_and_takes_over_from_it(start: Start) -> None:
     leader = start("run_schedules")
     leader.wait_for("leads")

@@ -309,3 +309,9 @@ def test_an_app_that_is_made_ready_again_is_still_checked_once(project: dict[str
     apps.get_app_config("django_alkstore").ready()
     with override_settings(ALKSTORE={"NOPE": 1}):
         assert ids() == ["alkstore.E002"]
+
+
+def test_w005_a_transaction_mode_that_there_is_not(project: dict[str, Any]) -> None:
+    project["OPTIONS"]["transaction_mode"] = "NOPE"
+    (message,) = [message for message in found() if message.id == "alkstore.W005"]
+    assert "transaction_mode" in message.msg
