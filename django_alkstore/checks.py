@@ -12,7 +12,7 @@ from django.db import DatabaseError, connections
 from django.db.backends.sqlite3.base import DatabaseWrapper
 
 from django_alkstore import conf, registry
-from django_alkstore.dialects.sqlite import ENOUGH_TIMEOUT, MINIMUM_VERSION
+from django_alkstore.dialects.sqlite import ENOUGH_TIMEOUT, MINIMUM_VERSION, is_missing
 from django_alkstore.dialects.transactions import is_contention, resolve_alias
 
 _OPTIONS_HINT = (
@@ -134,7 +134,7 @@ def _effective_pragmas(connection: DatabaseWrapper) -> tuple[str, float]:
     """
     probe = connections.create_connection(connection.alias)
     with TemporaryDirectory() as folder:
-        if not _is_there(str(connection.settings_dict["NAME"])):
+        if is_missing(connection):
             probe.settings_dict = {**probe.settings_dict, "NAME": str(Path(folder) / "probe.sqlite3")}
         try:
             with probe.cursor() as cursor:
@@ -143,7 +143,3 @@ def _effective_pragmas(connection: DatabaseWrapper) -> tuple[str, float]:
         finally:
             probe.close()
     return str(journal).lower(), timeout
-
-
-def _is_there(name: str) -> bool:
-    return name.startswith("file:") or Path(name).exists()

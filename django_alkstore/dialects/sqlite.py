@@ -12,6 +12,7 @@ from contextlib import AbstractContextManager, closing, contextmanager, suppress
 from functools import lru_cache
 from pathlib import Path
 from typing import Any
+from urllib.parse import unquote, urlsplit
 
 from django.db import OperationalError, connections, transaction
 from django.db.backends.base.base import BaseDatabaseWrapper
@@ -277,6 +278,18 @@ def _takes_writer_lock(raw: sqlite3.Connection) -> bool:
     return True
 
 
+def is_missing(connection: BaseDatabaseWrapper) -> bool:
+    """Is there no file? Asked before connecting, which would make one. A database in memory needs none."""
+    if connection.is_in_memory_db():  # type: ignore[attr-defined]
+        return False
+    name = str(connection.settings_dict["NAME"])
+    path = Path(unquote(urlsplit(name).path) if name.startswith("file:") else name)
+    try:
+        return not path.exists()
+    except OSError:
+        return False  # it cannot be known; connecting says why
+
+
 class DataVersion:
     """`PRAGMA data_version` on a connection of its own: it changes when any other connection has committed."""
 
@@ -294,7 +307,9 @@ class DataVersion:
             raise
 
     def _connect(self) -> None:
-        self._refuse_to_make_a_file()
+        if is_missing(self._wrapper):
+            # SQLite would make an empty one, which looks like a database that has never been migrated.
+            raise DatabaseReplaced(f"the database file {self._wrapper.settings_dict['NAME']} is gone")
         self._wrapper.ensure_connection()
         raw: sqlite3.Connection = self._wrapper.connection
         # Told "busy" at once rather than made to wait: that somebody is writing is news enough.
@@ -302,13 +317,6 @@ class DataVersion:
         self._raw = raw
         self._file = raw.execute("PRAGMA database_list").fetchone()[2] or None
         self._identity = _identity(self._file)
-
-    def _refuse_to_make_a_file(self) -> None:
-        """SQLite would make an empty one, which looks like a database that has never been migrated."""
-        name = str(self._wrapper.settings_dict["NAME"])
-        in_memory = self._wrapper.is_in_memory_db()  # type: ignore[attr-defined]
-        if not in_memory and not name.startswith("file:") and not os.path.exists(name):
-            raise DatabaseReplaced(f"the database file {name} is gone")
 
     def version(self) -> object:
         with self._asking:

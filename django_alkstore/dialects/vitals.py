@@ -7,7 +7,6 @@ import shutil
 import sqlite3
 from pathlib import Path
 from typing import NamedTuple
-from urllib.parse import unquote, urlsplit
 
 from django.db import DatabaseError
 from django.db.backends.base.base import BaseDatabaseWrapper
@@ -66,16 +65,6 @@ def kind_of(error: DatabaseError) -> str:
     """What an error is about, by its code: one of the words above, or `broken`."""
     code = getattr(error.__cause__, "sqlite_errorcode", None)
     return "broken" if code is None else _KINDS.get(code & 0xFF, "broken")
-
-
-def is_missing(connection: BaseDatabaseWrapper) -> bool:
-    """Is there no file? Asked before connecting, which would make one."""
-    name = str(connection.settings_dict["NAME"])
-    path = Path(unquote(urlsplit(name).path) if name.startswith("file:") else name)
-    try:
-        return not path.exists()
-    except OSError:
-        return False  # it cannot be known; connecting says why
 
 
 def busy_timeout(connection: BaseDatabaseWrapper) -> float:

@@ -113,7 +113,8 @@ class Worker:
                 signals.flush()
                 self._end_process(EXIT_BROKE)
             raise
-        self._rounds.end()
+        if code != EXIT_REPLACED:  # there, a connection to write it on might make a new and empty file
+            self._rounds.end()
         signals.emit(signals.worker_stopped, completed=self._rounds.completed, failed=self._rounds.failed)
         if not self._let_threads_end():
             self._end_process(code)

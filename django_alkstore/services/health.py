@@ -18,7 +18,7 @@ from django_alkstore import clock, names
 from django_alkstore.ages import age
 from django_alkstore.clock import SECOND, from_us
 from django_alkstore.dialects import Operations, dialect_of, vitals
-from django_alkstore.dialects.sqlite import ENOUGH_TIMEOUT
+from django_alkstore.dialects.sqlite import ENOUGH_TIMEOUT, is_missing
 from django_alkstore.dialects.transactions import limit_wait, read, write_operations
 from django_alkstore.exceptions import InvalidSpec
 from django_alkstore.models import Job, Lock, Schedule, State
@@ -131,7 +131,7 @@ def examine(alias: str, limits: Limits, *, queues: Sequence[str] = (), thorough:
         return health
     if connection.is_in_memory_db():  # type: ignore[attr-defined]
         health.error("in_memory", "the database is in memory, where no worker can see it")
-    elif vitals.is_missing(connection):
+    elif is_missing(connection):
         health.error("missing", "the file is not there; where it is to be made: manage.py migrate")
     else:
         with _connection_of_its_own(alias):

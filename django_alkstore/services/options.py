@@ -9,7 +9,6 @@ from django_alkstore.conf import JobDefaults
 from django_alkstore.dialects.base import NewJob
 from django_alkstore.durations import Duration, aware_moment, moment_after, seconds
 from django_alkstore.exceptions import InvalidOption, shown
-from django_alkstore.payloads import encode_payload
 
 MAX_TEXT = 255
 """Characters of a unique key, a worker's name or a lock owner's."""
@@ -104,11 +103,6 @@ def check_fire_options(options: Mapping[str, Any]) -> dict[str, Any]:
 
 def refuse_unknown_schedule_options(options: Mapping[str, Any]) -> None:
     _refuse_unknown(options, _KNOWN_TO_SCHEDULES)
-
-
-def encode(payload: Any, settings: conf.Settings) -> str:
-    """A payload as the text that is stored, under the project's settings."""
-    return encode_payload(payload, max_bytes=settings.max_payload_bytes, encoder=settings.json_encoder)
 
 
 def check_text(option: str, value: object) -> str:

@@ -12,11 +12,10 @@ from django_alkstore.durations import aware_moment, moment_after
 from django_alkstore.exceptions import AlkstoreError, InvalidPayload, InvalidSpec
 from django_alkstore.models import Job, Schedule
 from django_alkstore.names import validate_name
-from django_alkstore.payloads import UnreadablePayload, decode_payload
+from django_alkstore.payloads import UnreadablePayload, decode_payload, encode_and_read
 from django_alkstore.services.options import (
     FireOptions,
     check_fire_options,
-    encode,
     refuse_unknown_schedule_options,
     stamp,
 )
@@ -62,10 +61,12 @@ def schedule(
     chosen = check_fire_options(options)
     if chosen["expires_in"] is not None:
         moment_after("expires_in", clock.now_us(), chosen["expires_in"])  # or its first tick could not say when
+    settings = conf.settings()
+    _, read_back = encode_and_read(payload, max_bytes=settings.max_payload_bytes, encoder=settings.json_encoder)
     declared: dict[str, Any] = {
         "spec": spec,
         "queue": queue,
-        "payload": decode_payload(encode(payload, conf.settings())),
+        "payload": read_back,
         **chosen,
     }
     alias = resolve_alias(using)

@@ -220,6 +220,8 @@ def test_a_worker_whose_file_is_deleted_ends_with_a_status_of_its_own(store: Sto
     assert process.wait() == 5
     assert "is gone" in process.output
     assert "Traceback" not in process.output
+    assert TROUBLE not in process.output, "nothing is written where nobody looks"
+    assert list(store.path.parent.iterdir()) == []
 
 
 def test_worker_and_scheduler_in_one_process_make_no_new_file_when_theirs_is_deleted(store: Store) -> None:
