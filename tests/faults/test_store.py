@@ -224,6 +224,24 @@ def test_a_worker_whose_file_is_deleted_ends_with_a_status_of_its_own(store: Sto
     assert list(store.path.parent.iterdir()) == []
 
 
+def test_a_worker_whose_file_is_deleted_makes_no_new_one_though_its_connection_is_closed(store: Store) -> None:
+    code = """
+from django.core.management import call_command
+from django.db import connections
+from django_alkstore import signals
+signals.database_replaced.connect(lambda **_: connections.close_all(), weak=False)
+call_command("run_queue", "noop")
+"""
+    job = services.enqueue("noop", None, using=ALIAS)
+    process = store.start("-c", code)
+    process.wait_for(f"completed job {job.pk} ")
+    store.reopen()
+    for path in store.path.parent.iterdir():
+        path.unlink()
+    assert process.wait() == 5
+    assert list(store.path.parent.iterdir()) == []
+
+
 def test_worker_and_scheduler_in_one_process_make_no_new_file_when_theirs_is_deleted(store: Store) -> None:
     job = services.enqueue("noop", None, using=ALIAS)
     services.schedule("often", "@every 1s", "noop", using=ALIAS)
