@@ -6,7 +6,6 @@ transaction of `set_autocommit(False)` before those only.
 
 import os
 import sqlite3
-import threading
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager, closing, contextmanager, suppress
 from functools import lru_cache
@@ -32,6 +31,7 @@ from django_alkstore.dialects.base import (
     StoredSchedule,
 )
 from django_alkstore.dialects.cursors import Cursor, DirectCursor, open_cursor
+from django_alkstore.dialects.forks import guard
 from django_alkstore.models import Job, Lock, Schedule
 
 MINIMUM_VERSION = (3, 35)
@@ -298,7 +298,7 @@ class DataVersion:
         # which also keeps each close of another connection from being the last, which would checkpoint.
         self._wrapper = connections.create_connection(using)
         self._wrapper.inc_thread_sharing()
-        self._asking = threading.Lock()
+        self._asking = guard()
         """Two threads that ask at once would share the driver's one prepared statement, and each other's answer."""
         try:
             self._connect()

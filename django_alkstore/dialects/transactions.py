@@ -18,6 +18,7 @@ from django.db.backends.base.base import BaseDatabaseWrapper
 
 from django_alkstore import clock, conf
 from django_alkstore.dialects import Operations, dialect_of
+from django_alkstore.dialects.forks import guard
 from django_alkstore.exceptions import TransactionRequired
 from django_alkstore.models import Job
 
@@ -191,7 +192,7 @@ def longest_wait(connection: BaseDatabaseWrapper) -> float:
     return seconds if known else dialect_of(connection).busy_timeout(connection)
 
 
-_turns: "defaultdict[str, threading.Lock]" = defaultdict(threading.Lock)
+_turns: "defaultdict[str, threading.RLock]" = defaultdict(guard)
 """For each database the one of this process's threads whose turn it is to write."""
 
 

@@ -6,13 +6,13 @@ to write each by itself would cost more than a short handler does.
 
 import logging
 import sys
-import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 from functools import lru_cache
 
 from django_alkstore import clock, signals
 from django_alkstore.clock import SECOND, from_us
+from django_alkstore.dialects.forks import guard
 
 
 def show_log(verbosity: int) -> None:
@@ -68,7 +68,7 @@ class LineHandler(logging.Handler):
         super().__init__()
         self.stamp = ""
         """The time of all lines that are held back, while they are."""
-        self._adding = threading.Lock()
+        self._adding = guard()
         self._lines: list[str] = []
 
     def emit(self, record: logging.LogRecord) -> None:

@@ -6,6 +6,7 @@ from datetime import datetime
 from django.db import DatabaseError
 
 from django_alkstore import clock, names, signals
+from django_alkstore.dialects.forks import guard
 from django_alkstore.dialects.watch import Watch
 from django_alkstore.exceptions import LeadershipLost
 from django_alkstore.services.leader import LEADERSHIP_TTL, noticed, run_schedules
@@ -51,6 +52,7 @@ class _Standby:
         self.alias = alias
         self.stop = stop
         self.patience = Patience("standing by", alias)
+        self._reading = guard()
 
     def wait(self) -> None:
         announced: str | None = None
@@ -58,7 +60,8 @@ class _Standby:
             while not self.stop.is_set():
                 seen = watch.version()
                 try:
-                    held = holder(names.LEADERSHIP_LOCK, using=self.alias)
+                    with self._reading:
+                        held = holder(names.LEADERSHIP_LOCK, using=self.alias)
                 except DatabaseError as error:
                     self.stop.wait(self.patience.after(error))
                     continue

@@ -10,7 +10,6 @@ What the loop waits for, in one place (`Watch`): a commit by anybody, a signal o
 """
 
 import os
-import threading
 import time
 from collections.abc import Callable, Sequence
 
@@ -18,6 +17,7 @@ from django.db import DatabaseError, connections
 
 from django_alkstore import clock, signals
 from django_alkstore.dialects.base import DatabaseReplaced
+from django_alkstore.dialects.forks import guard
 from django_alkstore.dialects.transactions import is_contention
 from django_alkstore.dialects.watch import Watch
 from django_alkstore.registry import Registration
@@ -57,7 +57,7 @@ class Worker:
         self._threads = Threads(concurrency, self._relieve, self._watch.ring)
         by_queue = {registration.queue: registration for registration in registrations}
         self._rounds = Rounds(alias, by_queue, unique_owner(), self._threads, self._watch.version)
-        self._baton = threading.Lock()
+        self._baton = guard()
         """Whoever has it, and nobody else, may use the rounds, and the connection that they are written on."""
         self._connection = connections[alias]
         self._fault: BaseException | None = None

@@ -14,6 +14,7 @@ from django_alkstore import clock
 from django_alkstore.clock import LAST_US, SECOND, from_us, readable
 from django_alkstore.dialects import Operations
 from django_alkstore.dialects.base import UNTAKEN, Claim, ClaimedJob
+from django_alkstore.dialects.forks import guard
 from django_alkstore.dialects.transactions import (
     mark_for_rollback,
     require_open,
@@ -25,7 +26,7 @@ from django_alkstore.payloads import decode_payload
 from django_alkstore.services import outcomes
 from django_alkstore.services.outcomes import Outcome
 
-_making_events = threading.Lock()
+_making_events = guard()
 
 
 def await_here(result: Awaitable[object]) -> None:

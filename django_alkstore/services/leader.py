@@ -21,6 +21,7 @@ from django.db.models import QuerySet
 from django_alkstore import clock, names, signals
 from django_alkstore.clock import SECOND, from_us
 from django_alkstore.dialects import Operations
+from django_alkstore.dialects.forks import guard
 from django_alkstore.dialects.transactions import refuse_open, resolve_alias, write_transaction
 from django_alkstore.dialects.watch import Watch
 from django_alkstore.exceptions import LeadershipLost
@@ -135,6 +136,7 @@ class _Leader:
         self.upkeep = Upkeep(alias)
         self.patience = Patience("ticking", alias)
         self.renewed_at = clock.monotonic()
+        self._reading = guard()
 
     def lead(self) -> None:
         while not self.stop.is_set():
@@ -164,7 +166,8 @@ class _Leader:
         return _term(self.leadership).update(expires_at=ends) == 1
 
     def _soonest_us(self) -> int | None:
-        moment = soonest(using=self.alias)
+        with self._reading:
+            moment = soonest(using=self.alias)
         return None if moment is None else clock.to_us(moment)
 
     def _sleep(self, seen: object, due: int | None) -> None:

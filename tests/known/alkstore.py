@@ -1,10 +1,16 @@
 """Handlers for the tests of known failures: for child processes with `tests.known` among their apps."""
 
 import os
+import sys
+import threading
 from pathlib import Path
+from typing import Any
 
 from django.db import connections
+from django.db.backends.signals import connection_created
+from django.dispatch import receiver
 
+from django_alkstore import services
 from django_alkstore.registry import handler
 from django_alkstore.services import JobHandle
 from tests.ledger.models import Entry
@@ -20,15 +26,51 @@ def finds(job: JobHandle) -> None:
 def forks(job: JobHandle) -> None:
     """Uses the database before, in a child, and after it; the child's row says that it could."""
     Entry.objects.create(text="before")
+    _fork_and_write()
+    Entry.objects.create(text="after")
+
+
+def _fork_and_write() -> None:
     child = os.fork()
     if child == 0:
         try:
             connections.close_all()
             Entry.objects.create(text="child")
+        except BaseException as error:
+            sys.stderr.write(f"in the child: {error!r}\n")
+            sys.stderr.flush()
         finally:
             os._exit(0)
     os.waitpid(child, 0)
-    Entry.objects.create(text="after")
+
+
+_pausing = threading.Event()
+_paused = threading.Event()
+_forking = threading.Event()
+
+
+@receiver(connection_created)
+def watch_commits(connection: Any, **kwargs: object) -> None:
+    """Let the first commit of another thread, once it is asked for, wait until a fork is about to be, and a moment."""
+
+    def trace(statement: str) -> None:
+        if statement == "COMMIT" and _pausing.is_set() and threading.current_thread() is threading.main_thread():
+            _pausing.clear()
+            _paused.set()
+            _forking.wait(20)
+            threading.Event().wait(0.3)
+
+    connection.connection.set_trace_callback(trace)
+
+
+@handler("forks_meanwhile")
+def forks_meanwhile(job: JobHandle) -> None:
+    """Forks while the worker's loop is in the middle of a transaction."""
+    services.enqueue("record", "meanwhile", delay=0.2)
+    _pausing.set()
+    assert _paused.wait(20)
+    _forking.set()
+    _fork_and_write()
 
 
 @handler("a/b:c@x+y-z._1")

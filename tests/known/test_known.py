@@ -284,6 +284,14 @@ def test_f041_a_handler_that_forks_leaves_both_processes_able_to_query(start: St
     wait_for_state("completed", following.pk)
 
 
+def test_f041_a_fork_waits_until_the_worker_is_in_no_transaction(start: Start) -> None:
+    job = services.enqueue("forks_meanwhile", None, max_attempts=1)
+    worker = start("run_queue", "forks_meanwhile", "record", **HANDLERS)
+    wait_for_state("completed", job.pk)
+    # A child that was born with the loop's lock would wait for it as long as its busy timeout is, and then give up.
+    assert Entry.objects.filter(text="child").count() == 1, worker.output
+
+
 def test_f052_a_worker_never_runs_a_job_before_its_commit_nor_after_a_rollback(start: Start) -> None:
     worker = start("run_queue", "finds", **HANDLERS)
     worker.wait_for("worker started")
