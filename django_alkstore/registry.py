@@ -9,6 +9,7 @@ import traceback
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from importlib import import_module
+from inspect import signature
 from typing import Any, NamedTuple, TypeVar
 
 from django.apps import apps
@@ -87,6 +88,11 @@ def _registrar(queue: str, time_limit: Duration, atomic: bool) -> Callable[[T], 
     def register(target: T) -> T:
         if not callable(target):
             raise InvalidOption(f"the handler of {describe_queue(queue)} must be callable, not {shown(target)}")
+        if not _takes_a_job(target):
+            raise InvalidOption(
+                f"the handler of {describe_queue(queue)} must take one argument, the job: "
+                f"{_where(target)}{signature(target)}"
+            )
         taken = _registered.get(queue)
         if taken is not None:
             raise ImproperlyConfigured(
@@ -97,6 +103,17 @@ def _registrar(queue: str, time_limit: Duration, atomic: bool) -> Callable[[T], 
         return target
 
     return register
+
+
+def _takes_a_job(target: Callable[..., Any]) -> bool:
+    """Can it be called with one argument? Where it does not say how it can be called, it may be."""
+    try:
+        signature(target).bind(None)
+    except TypeError:
+        return False
+    except ValueError:
+        return True
+    return True
 
 
 def _where(target: Callable[..., Any]) -> str:

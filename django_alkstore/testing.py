@@ -14,9 +14,10 @@ from django_alkstore.clock import ManualClock
 from django_alkstore.dialects.transactions import is_open, resolve_alias
 from django_alkstore.exceptions import InvalidOption
 from django_alkstore.registry import Registration
-from django_alkstore.runtime.perform import Ending, perform
+from django_alkstore.runtime.perform import Ending, announce_failure, perform
 from django_alkstore.services import JobHandle
 from django_alkstore.services.claims import claim_due
+from django_alkstore.services.outcomes import Kind
 
 __all__ = ["ManualClock", "frozen_clock", "isolated_registry", "run_pending"]
 
@@ -29,7 +30,8 @@ isolated_registry = registry.isolated
 def run_pending(*names: str, using: str | None = None, limit: int = 1_000) -> list[JobHandle]:
     """Run what is due now in the named queues and outboxes (default: all that are registered).
 
-    Returns the jobs that were run, in order; `get_job` tells what became of them. A job that asks to be run
+    Returns the jobs that were run, in order; `get_job` tells what became of them, and the log of
+    `django_alkstore` how each that failed did. A job that asks to be run
     again at once is; more than `limit` runs raise `AssertionError`, since something never ends.
     """
     alias = resolve_alias(using)
@@ -52,8 +54,9 @@ def _run_all(alias: str, registration: Registration, limit: int) -> Iterator[Job
         limit -= 1
         job = claimed[0]
         ending = _perform_in_place(alias, registration, job)
-        if ending.outcome is not None:
-            job.settle(ending.outcome)
+        outcome = ending.outcome
+        if outcome is not None and job.settle(outcome) and outcome.kind in (Kind.RETRY, Kind.FAIL):
+            announce_failure(job, outcome, ending.seconds)
         yield job
 
 

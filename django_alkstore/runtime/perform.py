@@ -10,13 +10,13 @@ from django.db.backends.base.base import BaseDatabaseWrapper
 from django.db.backends.signals import connection_created
 from django.dispatch import receiver
 
-from django_alkstore import clock
+from django_alkstore import clock, signals
 from django_alkstore.dialects import dialect_of
 from django_alkstore.dialects.transactions import busy_timeout, is_contention, turn
 from django_alkstore.registry import Registration
 from django_alkstore.services import JobHandle
 from django_alkstore.services.handles import await_here, run_to_end
-from django_alkstore.services.outcomes import ACK, RELEASE, Kind, Outcome, outcome_of
+from django_alkstore.services.outcomes import ACK, RELEASE, Kind, Outcome, outcome_of, wait_before_retry
 
 
 class Ending(NamedTuple):
@@ -69,6 +69,21 @@ def _run_in_transaction(registration: Registration, job: JobHandle) -> Outcome |
             raise
         return Outcome(Kind.GIVE_BACK, delay=BUSY_PAUSE)
     return None
+
+
+def announce_failure(job: JobHandle, outcome: Outcome, seconds: float) -> None:
+    """Tell of a failed attempt, once `outcome` is on the job's row."""
+    said = {
+        "seconds": seconds,
+        "error": outcome.error,
+        "traceback": outcome.traceback,
+        "asked_for": outcome.asked_for,
+    }
+    wait = wait_before_retry(job, outcome)
+    if wait is None:
+        signals.emit(signals.job_died, job=job, **said)
+    else:
+        signals.emit(signals.job_retried, job=job, retry_in=wait, **said)
 
 
 class _Thread(threading.local):

@@ -25,7 +25,7 @@ from django_alkstore.dialects.transactions import (
 )
 from django_alkstore.registry import Registration
 from django_alkstore.runtime.lines import gathered
-from django_alkstore.runtime.perform import Ending
+from django_alkstore.runtime.perform import Ending, announce_failure
 from django_alkstore.runtime.prospects import Prospects
 from django_alkstore.runtime.threads import Run, Threads
 from django_alkstore.services import JobHandle, outcomes
@@ -355,17 +355,7 @@ class Rounds:
                 signals.emit(signals.job_snoozed, job=run.job, delay=outcome.delay)
             return
         self.failed += 1
-        wait = outcomes.wait_before_retry(run.job, outcome)
-        said = {
-            "seconds": run.seconds,
-            "error": outcome.error,
-            "traceback": outcome.traceback,
-            "asked_for": outcome.asked_for,
-        }
-        if wait is None:
-            signals.emit(signals.job_died, job=run.job, **said)
-        else:
-            signals.emit(signals.job_retried, job=run.job, retry_in=wait, **said)
+        announce_failure(run.job, outcome, run.seconds)
 
     def _note_lost(self, run: Run, what: str, traceback: str = "") -> None:
         run.lost = True

@@ -115,12 +115,15 @@ class Worker:
             raise
         if code != EXIT_REPLACED:  # there, a connection to write it on might make a new and empty file
             self._rounds.end()
-        signals.emit(signals.worker_stopped, completed=self._rounds.completed, failed=self._rounds.failed)
+        self._say_stopped()
         if not self._let_threads_end():
             self._end_process(code)
         self._connection.dec_thread_sharing()
         self._watch.close()
         return code
+
+    def _say_stopped(self) -> None:
+        signals.emit(signals.worker_stopped, completed=self._rounds.completed, failed=self._rounds.failed)
 
     def _let_threads_end(self) -> bool:
         """`False` where a handler still holds one."""
@@ -259,6 +262,8 @@ class Worker:
 
     def _leave_at_once(self) -> int:
         self._rounds.give_back_all("second signal" if self._signals > 1 else "the grace is over")
+        self._say_stopped()
+        signals.flush()
         self._end_process(EXIT_GRACE_OVER)
         return EXIT_GRACE_OVER
 

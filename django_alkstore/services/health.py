@@ -96,8 +96,8 @@ class Health:
     def error(self, what: str, text: str, about: str | None = None) -> None:
         self.findings.append(Finding("error", what, text, about))
 
-    def warning(self, what: str, text: str) -> None:
-        self.findings.append(Finding("warning", what, text))
+    def warning(self, what: str, text: str, about: str | None = None) -> None:
+        self.findings.append(Finding("warning", what, text, about))
 
     def trouble(self, doing: str, error: DatabaseError) -> None:
         """A finding for a database error; not a second one of the same kind."""
@@ -239,7 +239,7 @@ class _Examination:
         moments = read(self.alias, lambda db: db.next_claims(self.queues or db.live_queues()))
         ages = {queue: (now - since) / SECOND for queue, since in moments.items() if since is not None}
         waiting = {queue: waited for queue, waited in ages.items() if waited > self.limits.grace}
-        served = self._served(now) if waiting else set()
+        served = self._served(now) if waiting or self.queues else set()
         for queue, waited in waiting.items():
             title = describe_queue(queue)
             if queue not in served:
@@ -249,6 +249,10 @@ class _Examination:
                 text = f"{title}: the oldest due job has waited {age(waited)}, more than {age(self.limits.max_age)}"
                 self.health.error("overdue", text, queue)
             self._look_at_leases(queue, now)
+        for queue in dict.fromkeys(self.queues):  # a misspelt one would look healthy
+            if moments[queue] is None and queue not in served:
+                text = f"{describe_queue(queue)}: no job waits in it, and no live worker is there for it"
+                self.health.warning("no_worker", text, queue)
 
     def _served(self, now: int) -> set[str | None]:
         """The queues for which a worker has left a sign of life that lasts, or somebody has just claimed or renewed.

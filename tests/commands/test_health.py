@@ -272,7 +272,19 @@ def test_of_the_named_queues_alone_is_anything_found_that_is_about_a_queue(clock
     assert set(findings("--queue", "post", "--max-age", "60")) == {*post, ("error", "overdue", "post")}
     works_on("post")
     assert findings("--queue", "post") == []
-    assert findings("--queue", "unknown", "--outbox", "unknown") == []
+
+
+def test_a_named_queue_of_which_nothing_is_known_is_told_of(clock: ManualClock) -> None:
+    """Its name may be misspelt, and then nothing would ever be found."""
+    unknown = [("warning", "no_worker", "unknown"), ("warning", "no_worker", "__alkstore_outbox:unknown")]
+    assert findings("--queue", "unknown", "--outbox", "unknown", "--queue", "unknown") == unknown
+    assert text_of("no_worker", "--queue", "unknown") == (
+        "queue unknown: no job waits in it, and no live worker is there for it"
+    )
+    works_on("unknown")
+    assert findings("--queue", "unknown") == []
+    enqueue("mail", None, delay=3_600)
+    assert findings("--queue", "mail") == []
 
 
 def test_what_is_about_no_queue_is_found_whichever_are_named(clock: ManualClock) -> None:
@@ -282,6 +294,7 @@ def test_what_is_about_no_queue_is_found_whichever_are_named(clock: ManualClock)
     clock.advance(36)
     expected = [("error", "no_leader", None), ("warning", "dead", None)]
     assert findings() == expected
+    works_on("post")
     assert findings("--queue", "post") == expected
 
 

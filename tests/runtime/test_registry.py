@@ -123,6 +123,27 @@ def test_what_cannot_be_called_is_refused(target: Any) -> None:
     assert registrations() == []
 
 
+def takes_nothing() -> None: ...
+def takes_two(job: Any, more: Any) -> None: ...
+def takes_a_named_one(*, job: Any) -> None: ...
+async def awaits_nothing() -> None: ...
+
+
+@pytest.mark.parametrize("target", [takes_nothing, takes_two, takes_a_named_one, awaits_nothing])
+def test_what_cannot_be_called_with_a_job_is_refused(target: Any) -> None:
+    with pytest.raises(InvalidOption, match=rf"queue q must take one argument, the job: .*{target.__name__}\("):
+        handler("q")(target)
+    assert registrations() == []
+
+
+@pytest.mark.parametrize(
+    "target", [lambda *args: None, lambda job, more=1: None, partial(takes_two, more=1), print, dict]
+)
+def test_what_can_be_called_with_a_job_or_does_not_say_is_registered(target: Any) -> None:
+    assert handler("q")(target) is target
+    assert names() == [("q", False)]
+
+
 def test_inside_an_isolated_registry_nothing_else_is_registered_and_afterwards_it_is_as_before() -> None:
     handler("outer")(noop)
     with isolated_registry():

@@ -102,6 +102,19 @@ class Promises:
         assert end_of(jobs["discard"])[:2] == ("dead", 1)
         assert end_of(jobs["snooze"]) == ("pending", 0, None)
 
+    def test_the_log_says_how_a_job_failed(self) -> None:
+        @handler("q")
+        def run(job: JobHandle) -> None:
+            raise ValueError("no")
+
+        first, last = enqueue("q", None), enqueue("q", None, max_attempts=1)
+        with self.assertLogs("django_alkstore", "WARNING") as logs:
+            run_pending("q")
+        failed, died = (record.getMessage() for record in logs.records)
+        assert failed.startswith(f"failed job {first.pk} in queue q after ")
+        assert died.startswith(f"dead: job {last.pk} in queue q after ")
+        assert failed.rstrip().endswith("ValueError: no")
+
     def test_outboxes_and_atomic_and_async_handlers_run_too(self) -> None:
         @delivery("letters", atomic=True)
         def deliver(job: JobHandle) -> None:
