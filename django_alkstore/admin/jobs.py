@@ -1,6 +1,5 @@
 """Jobs: the list, one job with its payload and failed attempts, and what can be done to a job."""
 
-from datetime import datetime
 from typing import Any
 
 from django.contrib import admin
@@ -12,56 +11,10 @@ from django.utils.safestring import SafeString
 from django_alkstore import clock
 from django_alkstore.admin import show
 from django_alkstore.admin.base import ReadOnlyAdmin
+from django_alkstore.admin.explain import explain_job
 from django_alkstore.admin.lists import FILTERS, NOT_LISTED, JobChangeList, search_condition
 from django_alkstore.admin.readable import in_place_of
-from django_alkstore.failures import EXPIRED
 from django_alkstore.models import Job, State
-from django_alkstore.names import describe_queue
-
-
-def explain(job: Job, now: datetime) -> str:
-    """Why the job has not run, or what became of it, in a sentence."""
-    match job.state:
-        case State.PENDING:
-            return _explain_pending(job, now)
-        case State.PROCESSING:
-            return _explain_processing(job, now)
-        case State.COMPLETED:
-            return f"Completed on {_when(job.finished_at)}."
-        case State.CANCELLED:
-            return f"Cancelled on {_when(job.finished_at)}."
-    if job.last_error == EXPIRED:
-        return f"Dead: it expired on {_when(job.expires_at)}, before a worker took it."
-    reason = show.plain_first_line(job.last_error)
-    return f"Dead since {_when(job.finished_at)}, after {job.attempts} of {job.max_attempts} attempts: {reason}"
-
-
-def _explain_pending(job: Job, now: datetime) -> str:
-    if job.expires_at is not None and job.expires_at <= now:
-        return f"Expired on {_when(job.expires_at)}. It will be dead when a worker next looks at its queue."
-    if job.run_at > now:
-        retry = " Its last attempt failed." if job.attempts else ""
-        return f"Not due until {_when(job.run_at)}.{retry}"
-    from django_alkstore.registry import registrations
-
-    waits = f"Due since {_when(job.run_at)}, and waiting for a worker."
-    if any(registration.queue == job.queue for registration in registrations()):
-        return waits
-    return f"{waits} No handler for {describe_queue(job.queue)} is registered in the installed apps."
-
-
-def _explain_processing(job: Job, now: datetime) -> str:
-    if job.lease_expires_at is not None and job.lease_expires_at > now:
-        return f"Leased to {job.worker_id} until {_when(job.lease_expires_at)}."
-    fate = "be tried again" if job.attempts < job.max_attempts else "be dead, its attempts being spent,"
-    return (
-        f"The lease of {job.worker_id} ran out on {_when(job.lease_expires_at)}. "
-        f"It will {fate} when a worker next looks at its queue."
-    )
-
-
-def _when(moment: datetime | None) -> str:
-    return show.NOTHING if moment is None else show.when(moment)
 
 
 @admin.register(Job)
@@ -114,7 +67,7 @@ class JobAdmin(ReadOnlyAdmin[Job]):
 
     @admin.display(description="in short")
     def explanation(self, job: Job) -> SafeString | str:
-        return show.text(explain(job, clock.now()))
+        return show.text(explain_job(job, clock.now()))
 
     @admin.display(description="JSON")
     def payload_json(self, job: Job) -> SafeString:

@@ -5,8 +5,10 @@ from django.db.models import QuerySet
 from django.http import HttpRequest
 from django.utils.safestring import SafeString
 
+from django_alkstore import clock
 from django_alkstore.admin import show
 from django_alkstore.admin.base import ReadOnlyAdmin
+from django_alkstore.admin.explain import explain_schedule
 from django_alkstore.models import Schedule
 
 
@@ -19,7 +21,10 @@ class ScheduleAdmin(ReadOnlyAdmin[Schedule]):
     read_by_actions = ("name",)
     actions = ("pause", "resume", "fire_now")
     fieldsets = (
-        (None, {"fields": (("title", "grammar", "target"), ("badge", "next_fire", "last_fire"), "error")}),
+        (
+            None,
+            {"fields": ("explanation", ("title", "grammar", "target"), ("badge", "next_fire", "last_fire"), "error")},
+        ),
         ("Payload", {"fields": ("payload_json",)}),
         ("Options", {"fields": (("priority", "max_attempts"), ("visibility_timeout", "backoff_base", "expires_in"))}),
         ("Moments", {"fields": (("declared", "changed"),)}),
@@ -39,6 +44,10 @@ class ScheduleAdmin(ReadOnlyAdmin[Schedule]):
         if schedule.enabled:
             return show.badge("on", "On")
         return show.badge("broken", "Broken") if schedule.last_error else show.badge("paused", "Paused")
+
+    @admin.display(description="in short")
+    def explanation(self, schedule: Schedule) -> SafeString | str:
+        return show.text(explain_schedule(schedule, clock.now()))
 
     @admin.display(description="next fire")
     def next_fire(self, schedule: Schedule) -> SafeString | str:

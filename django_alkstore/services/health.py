@@ -16,7 +16,7 @@ from django.db.models import Max, QuerySet
 
 from django_alkstore import clock, names
 from django_alkstore.ages import age
-from django_alkstore.clock import SECOND, from_us
+from django_alkstore.clock import SECOND
 from django_alkstore.dialects import Operations, dialect_of, vitals
 from django_alkstore.dialects.sqlite import ENOUGH_TIMEOUT, is_missing
 from django_alkstore.dialects.transactions import limit_wait, read, write_operations
@@ -239,7 +239,7 @@ class _Examination:
         moments = read(self.alias, lambda db: db.next_claims(self.queues or db.live_queues()))
         ages = {queue: (now - since) / SECOND for queue, since in moments.items() if since is not None}
         waiting = {queue: waited for queue, waited in ages.items() if waited > self.limits.grace}
-        served = self._served(now) if waiting or self.queues else set()
+        served = presence.served(self.alias) if waiting or self.queues else set()
         for queue, waited in waiting.items():
             title = describe_queue(queue)
             if queue not in served:
@@ -253,16 +253,6 @@ class _Examination:
             if moments[queue] is None and queue not in served:
                 text = f"{describe_queue(queue)}: no job waits in it, and no live worker is there for it"
                 self.health.warning("no_worker", text, queue)
-
-    def _served(self, now: int) -> set[str | None]:
-        """The queues for which a worker has left a sign of life that lasts, or somebody has just claimed or renewed.
-
-        A program of the project's own, which calls `claim_batch`, leaves no other sign.
-        """
-        signs = presence.signs(self.alias).filter(expires_at__gt=from_us(now)).values_list("name", flat=True)
-        recently = now - round(presence.TTL * SECOND)
-        fresh = [lease.queue for lease in vitals.last_leases(self.connection, now) if lease.written > recently]
-        return {*map(names.queue_of_sign, signs), *fresh}
 
     def _look_at_leases(self, queue: str, now: int) -> None:
         # A worker with no free thread puts them right with its upkeep only.

@@ -6,11 +6,12 @@ for want of a sign. Leases decide that.
 
 from collections.abc import Sequence
 
+from django.db import connections
 from django.db.models import QuerySet
 
 from django_alkstore import clock, names
 from django_alkstore.clock import LAST_US, SECOND, from_us
-from django_alkstore.dialects import Operations
+from django_alkstore.dialects import Operations, vitals
 from django_alkstore.dialects.transactions import write_transaction
 from django_alkstore.models import Lock
 
@@ -46,6 +47,18 @@ def remove_lapsed(alias: str) -> None:
     lapsed = signs(alias).filter(expires_at__lte=clock.now())
     if lapsed.exists():
         write_transaction(alias, lambda _: lapsed.delete())
+
+
+def served(alias: str) -> set[str | None]:
+    """The queues for which a worker has left a sign of life that lasts, or somebody has just claimed or renewed.
+
+    A program of the project's own, which calls `claim_batch`, leaves no other sign.
+    """
+    now = clock.now_us()
+    lasting = signs(alias).filter(expires_at__gt=from_us(now)).values_list("name", flat=True)
+    recently = now - round(TTL * SECOND)
+    fresh = [lease.queue for lease in vitals.last_leases(connections[alias], now) if lease.written > recently]
+    return {*map(names.queue_of_sign, lasting), *fresh}
 
 
 def signs(alias: str) -> QuerySet[Lock]:

@@ -1,6 +1,8 @@
 """Somebody who is logged in to the admin."""
 
+import re
 from collections.abc import Callable, Iterable
+from html import unescape
 from typing import Any
 
 import pytest
@@ -31,6 +33,12 @@ class Browser:
         response = self.client.get(reverse(f"admin:django_alkstore_{model}_change", args=[pk]))
         assert response.status_code == 200
         return response.content.decode()
+
+    def in_short(self, model: str, pk: object) -> str:
+        """What its page says of it in a sentence."""
+        found = re.search(r"In short:.*?<bdi>(.*?)</bdi>", self.detail(model, pk), re.DOTALL)
+        assert found is not None
+        return unescape(found[1])
 
     def ids(self, **query: Any) -> list[int]:
         """The jobs on a page of the list, in order."""

@@ -7,11 +7,24 @@ import pytest
 from django.db import connection
 from django.utils.html import escape
 
+from django_alkstore import names
+from django_alkstore.admin import show
 from django_alkstore.admin.show import MAX_JSON
 from django_alkstore.clock import LAST_MOMENT, ManualClock
 from django_alkstore.models import Job, Lock, Schedule
-from django_alkstore.registry import handler
-from django_alkstore.services import cancel, claim_batch, enqueue, lock, schedule
+from django_alkstore.registry import delivery, handler
+from django_alkstore.services import (
+    LockHandle,
+    cancel,
+    claim_batch,
+    enqueue,
+    enqueue_many,
+    lock,
+    outbox,
+    pause_schedule,
+    presence,
+    schedule,
+)
 from django_alkstore.testing import isolated_registry
 from tests.admin.conftest import Browser
 
@@ -160,14 +173,64 @@ def test_a_retry_says_that_it_is_one(root: Browser, clock: ManualClock) -> None:
     assert "Not due until March 1, 2026, 13:00:30. Its last attempt failed." in root.detail("job", job.id)
 
 
-def test_a_due_job_waits_for_a_worker_and_says_if_it_has_no_handler(root: Browser, clock: ManualClock) -> None:
-    job = enqueue("lonely", None)
+def test_a_due_job_says_if_there_is_no_worker_or_no_handler_for_it(root: Browser, clock: ManualClock) -> None:
+    job, letter = enqueue("lonely", None), outbox("lonely").enqueue(None)
+    since = "Due since March 1, 2026, 13:00:00. No worker is alive for "
     with isolated_registry():
-        page = root.detail("job", job.id)
-        assert "Due since March 1, 2026, 13:00:00, and waiting for a worker." in page
-        assert "No handler for queue lonely is registered in the installed apps." in page
+        said = root.in_short("job", job.id)
+        assert said == f"{since}queue lonely, and no handler for it is registered in the installed apps."
         handler("lonely")(lambda job: None)
-        assert "No handler" not in root.detail("job", job.id)
+        assert root.in_short("job", job.id) == f"{since}queue lonely: manage.py run_queue lonely starts one."
+        delivery("lonely")(lambda job: None)
+        said = root.in_short("job", letter.id)
+        assert said == f"{since}outbox lonely: manage.py run_outbox lonely starts one."
+
+
+def test_a_due_job_says_what_is_before_it_where_a_worker_is_there(root: Browser, clock: ManualClock) -> None:
+    presence.leave("default", "worker", ["mail"])
+    low, first, urgent = (enqueue("mail", None, priority=priority).id for priority in (-1, 0, 1))
+    clock.advance(1)
+    second = enqueue("mail", None).id
+    enqueue("mail", None, priority=9, delay=60)
+    enqueue("post", None, priority=9)
+    for job, place in ((urgent, "and next in line"), (first, "behind 1 other"), (second, "behind 2 others"),
+                       (low, "behind 3 others")):  # fmt: skip
+        assert f", {place}. A worker is there for queue mail." in root.in_short("job", job)
+    assert [job.id for job in claim_batch("mail", "w", 9)] == [urgent, first, second, low]
+
+
+def test_no_more_than_a_thousand_before_a_job_are_counted(root: Browser, clock: ManualClock) -> None:
+    presence.leave("default", "worker", ["mail"])
+    last = enqueue_many("mail", [None] * 1_002)[-1]
+    assert "behind 1,000 or more others." in root.in_short("job", last)
+
+
+def test_a_schedule_says_why_it_does_not_fire(root: Browser, clock: ManualClock) -> None:
+    schedule("hourly", "@every 1h", "mail")
+    row = Schedule.objects.get()
+    nobody = "No worker is alive for queue mail: manage.py run_queue mail starts one."
+    at = f"on {show.when(row.next_fire_at)}"
+    nobody_leads = "no scheduler leads: manage.py run_schedules starts one."
+
+    def said() -> str:
+        return root.in_short("schedule", row.pk)
+
+    with isolated_registry():
+        handler("mail")(lambda job: None)
+        assert said() == f"Fires next {at}, but {nobody_leads} {nobody}"
+        LockHandle(names.LEADERSHIP_LOCK, 10, "host:8", "default").acquire()
+        assert said() == f"Fires next {at}. {nobody}"
+        presence.leave("default", "worker", ["mail"])
+        assert said() == f"Fires next {at}."
+        clock.advance(3_600)
+        presence.leave("default", "worker", ["mail"])
+        assert said() == f"Due since {at.removeprefix('on ')}, and {nobody_leads}"
+        LockHandle(names.LEADERSHIP_LOCK, 10, "host:8", "default").acquire()
+        assert said() == f"Due since {at.removeprefix('on ')}, with the scheduler's next look."
+        pause_schedule("hourly")
+        assert said() == "Paused: it fires again once it is resumed."
+        Schedule.objects.update(last_error="InvalidSpec: no")
+        assert said().startswith("Paused, since it cannot be read: declare it again")
 
 
 def test_a_leased_job_names_its_worker(root: Browser, clock: ManualClock) -> None:
