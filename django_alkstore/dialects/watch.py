@@ -145,6 +145,15 @@ class Watch:
         """Pass it to `wait`: read it before looking at the database, so that nothing falls in between."""
         return self._change.version()
 
+    def forget(self) -> None:
+        """Take in what the kernel has told so far, of a commit that the caller knows of.
+
+        Another's that is just being made may be told of with it: that one is seen with the next look.
+        """
+        if self._events is not None:
+            self._events.read(timeout=0)
+            self._step = self._longest_step
+
     def ring(self) -> None:
         """End the current or the next `wait` at once."""
         self._bell.ring()

@@ -23,6 +23,7 @@ from django_alkstore.clock import SECOND, from_us
 from django_alkstore.dialects import Operations
 from django_alkstore.dialects.forks import guard
 from django_alkstore.dialects.transactions import refuse_open, resolve_alias, write_transaction
+from django_alkstore.dialects.vitals import others_version
 from django_alkstore.dialects.watch import Watch
 from django_alkstore.exceptions import LeadershipLost
 from django_alkstore.models import Lock
@@ -137,16 +138,19 @@ class _Leader:
         self.patience = Patience("ticking", alias)
         self.renewed_at = clock.monotonic()
         self._reading = guard()
+        self._others = 0
+        """What others have committed by the time that the schedules were looked at; see `others_version`."""
 
     def lead(self) -> None:
         while not self.stop.is_set():
             seen = self.watch.version()
             try:
+                self._others = others_version(connections[self.alias])
                 self._renew_and_tick()
                 self.upkeep.step()
                 due = self._soonest_us()
                 self.patience.reset()
-                self._sleep(seen, due)
+                self._sleep(self._without_own(seen), due)
             except DatabaseError as error:
                 self.stop.wait(self.patience.after(error))
 
@@ -174,14 +178,25 @@ class _Leader:
         """Until a boundary is due, the schedules change, upkeep is due or the lease is lost; 60 s at the most."""
         ends = clock.monotonic() + min(LONGEST_SLEEP, self.upkeep.due_in())
         while not self.stop.is_set() and clock.monotonic() < ends and not _is_due(due):
-            if clock.monotonic() - self.renewed_at >= RENEW_EVERY and not self._renew_in_sleep():
-                return
+            if clock.monotonic() - self.renewed_at >= RENEW_EVERY:
+                if not self._renew_in_sleep():
+                    return
+                seen = self._without_own(seen)
             renewal_in = self.renewed_at + RENEW_EVERY - clock.monotonic()
             left = min(ends - clock.monotonic(), _seconds_until(due), renewal_in, self.longest_wait)
             if self.watch.wait(seen, max(0.0, left)):
                 seen = self.watch.version()
+                self._others = others_version(connections[self.alias])
                 due = self._soonest_us()
                 self.stop.wait(max(0.0, min(SETTLE, _seconds_until(due))))
+
+    def _without_own(self, seen: object) -> object:
+        """The version to wait from after a commit of its own, which is no news where nobody else has committed."""
+        now = self.watch.version()
+        if others_version(connections[self.alias]) != self._others:
+            return seen
+        self.watch.forget()
+        return now
 
     def _renew_in_sleep(self) -> bool:
         """Keep the lease. That it failed decides nothing: the next round's first statement does."""

@@ -373,12 +373,17 @@ def test_a_leader_that_sleeps_longer_than_its_lease_keeps_it(monkeypatch: pytest
     monkeypatch.setattr(leader, "LEADERSHIP_TTL", 2.0)
     monkeypatch.setattr(leader, "RENEW_EVERY", 0.2)
     renewals: list[str] = []
+    looks: list[str] = []
 
     def count(execute: Any, sql: str, params: Any, many: bool, context: Any) -> Any:
-        if kind_of(sql) == "the tick's reading":
+        kind = kind_of(sql)
+        if kind == "the tick's reading":
             renewals.clear()
-        elif kind_of(sql) == "the renewal":
+            looks.clear()
+        elif kind == "the renewal":
             renewals.append(sql)
+        elif kind == "the look at the soonest":
+            looks.append(sql)
         return execute(sql, params, many, context)
 
     schedule("far", "@every 365d", "mail")
@@ -387,6 +392,7 @@ def test_a_leader_that_sleeps_longer_than_its_lease_keeps_it(monkeypatch: pytest
         wait_for_first_tick()
         row = Lock.objects.get()
         wait_until(lambda: len(renewals) > 12, "a dozen renewals without a tick: more than the lease lasts")
+        assert len(looks) == 1, "its own commits are no news"
         with Runner() as second:
             second.wait()
         assert isinstance(second.error, LeadershipLost)
