@@ -55,6 +55,9 @@ class Work:
     planned_at: int
     """Microseconds. What had not lapsed by then is not swept: a process that is frozen after its plan, in which its own
     leases are renewed, would sweep its own jobs when it goes on."""
+    began_at: float
+    """Monotonic, and no later than any lease that it writes begins to count: a process that is frozen on the way to its
+    commit, or right after it, has leases to renew when it goes on, before it sweeps."""
     acks: list[Run] = field(default_factory=list)
     endings: list[tuple[Run, Outcome]] = field(default_factory=list)
     renewals: list[Run] = field(default_factory=list)
@@ -227,8 +230,9 @@ class Rounds:
             signals.emit(signals.worker_gave_back, job_ids=[run.job.id for run in withdrawn], reason=reason)
 
     def _plan(self) -> Work:
+        planned_at = clock.now_us()  # first: whatever had lapsed by then is due for its renewal by the other clock
         now = clock.monotonic()
-        work = Work(clock.now_us(), renewals=[run for run in self.runs if now >= run.renew_at and run.holds_lease])
+        work = Work(planned_at, now, renewals=[run for run in self.runs if now >= run.renew_at and run.holds_lease])
         for run, outcome in self.unwritten:
             if outcome.kind is Kind.ACK:
                 work.acks.append(run)
@@ -294,15 +298,14 @@ class Rounds:
     # After its commit
 
     def _follow_up(self, work: Work, written: Written, *, call: bool) -> None:
-        now = clock.monotonic()
-        self._hand_out(written.claimed, now)
+        self._hand_out(written.claimed, work.began_at)
         if call:
             self._threads.call_next()
         for queue in written.drained:
             self.prospects.forget(queue)
         if work.queues:
             self.prospects.note_claim(written.claimed[0].queue if written.claimed else None)
-        self._note_renewals(work.renewals, written.renewals, now)
+        self._note_renewals(work.renewals, written.renewals, work.began_at)
         for run in work.acks:
             self._note_ack(run, took_effect=run.job.id in written.acked)
         for (run, outcome), took_effect in zip(work.endings, written.endings, strict=True):
@@ -313,21 +316,22 @@ class Rounds:
         for row, error in written.broken:
             write_statement(self.alias, partial(bury_unreadable, row, error))
 
-    def _hand_out(self, claimed: list[JobHandle], now: float) -> None:
+    def _hand_out(self, claimed: list[JobHandle], began_at: float) -> None:
+        now = clock.monotonic()
         runs = [Run(job, self.registrations[job.queue], claimed_at=now) for job in claimed]
         for run in runs:
-            self._set_renewal(run, now)
+            self._set_renewal(run, began_at)
             self.runs[run] = None
         self._threads.give(runs)
 
-    def _set_renewal(self, run: Run, now: float) -> None:
-        run.renew_at = now + run.job.visibility_timeout / RENEWALS_PER_LEASE
+    def _set_renewal(self, run: Run, began_at: float) -> None:
+        run.renew_at = began_at + run.job.visibility_timeout / RENEWALS_PER_LEASE
 
-    def _note_renewals(self, runs: list[Run], renewals: list[int | None], now: float) -> None:
+    def _note_renewals(self, runs: list[Run], renewals: list[int | None], began_at: float) -> None:
         for run, ends in zip(runs, renewals, strict=True):
             if ends is not None:
                 run.job.lease_expires_us = ends
-                self._set_renewal(run, now)
+                self._set_renewal(run, began_at)
             elif run.holds_lease and not run.registration.atomic:
                 self._note_lost(run, "renewal")
 
@@ -374,7 +378,7 @@ class Rounds:
                 self._threads.cut_off(run)
         self.end()
         signals.flush()
-        work = Work(clock.now_us(), endings=[*self.unwritten, *((run, RELEASE) for run in held)])
+        work = Work(clock.now_us(), clock.monotonic(), endings=[*self.unwritten, *((run, RELEASE) for run in held)])
         if not work:
             return
         try:

@@ -2,14 +2,17 @@
 
 import signal
 from collections.abc import Callable
-from datetime import timedelta
+from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
 import pytest
 
 from django_alkstore import clock
+from django_alkstore import clock as clocks
+from django_alkstore.clock import ManualClock
 from django_alkstore.models import Job
 from django_alkstore.registry import Registration
+from django_alkstore.runtime import rounds as rounds_module
 from django_alkstore.runtime.rounds import Rounds
 from django_alkstore.runtime.threads import Run, Threads
 from django_alkstore.services import cancel, claim_batch, enqueue, enqueue_many
@@ -147,6 +150,57 @@ def test_f035_workers_killed_again_and_again_lose_nothing_and_do_nothing_twice(s
     assert sorted(Entry.objects.values_list("job_id", flat=True)) == ids
 
 
+# A worker that is frozen past its leases, with nobody else there to take them
+
+
+class Freezing(ManualClock):
+    """Stands still, but for ten seconds before the reading that is named, whichever of the two clocks is read."""
+
+    def __init__(self, before: int) -> None:
+        super().__init__(datetime(2026, 3, 1, 12, 0, tzinfo=UTC))
+        self.left = before
+
+    def _count(self) -> None:
+        if self.left == 0:
+            self.advance(10)
+        self.left -= 1
+
+    def now(self) -> datetime:
+        self._count()
+        return super().now()
+
+    def monotonic(self) -> float:
+        self._count()
+        return super().monotonic()
+
+
+def test_a_worker_that_is_frozen_anywhere_in_its_rounds_does_not_sweep_its_own_jobs(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Between the claim and its commit, after it, or in the next plan: it renews what has lapsed before it sweeps."""
+    monkeypatch.setattr(rounds_module, "LONGEST_PREFETCH", 3_600.0)
+    before, frozen = 0, True
+    while frozen:
+        freezing = Freezing(10_000)
+        with clocks.use(freezing):
+            job = enqueue("noop", None, visibility_timeout=2)
+            registration = Registration("noop", print, time_limit=3_600, atomic=False, module=__name__)
+            rounds = Rounds("default", {"noop": registration}, "w", Threads(2, bool, lambda: None), lambda: 0)
+            freezing.left = before
+            for _ in range(3):
+                rounds.run()
+            frozen = freezing.left < 0
+            freezing.left = 10_000
+            rounds.run()
+            held = row(job.pk)
+            assert (held.state, held.attempts, held.errors) == ("processing", 1, []), f"before reading {before}"
+            assert held.lease_expires_at is not None
+            assert held.lease_expires_at > freezing.now()
+        Job.objects.all().delete()
+        before += 1
+    assert before > 10
+
+
 # A worker that has lost its lease
 
 
@@ -271,7 +325,7 @@ def test_with_one_thread_still_free_a_worker_stays(start: Start, tmp_path: Path)
     assert (row(stuck.pk).state, row(stuck.pk).attempts) == ("dead", 1)
 
 
-def test_a_job_that_waits_longer_than_its_time_limit_is_no_reason_to_look_again_at_once() -> None:
+def test_a_job_that_waits_longer_than_its_time_limit_is_no_reason_to_look_again_at_once(clock: ManualClock) -> None:
     """Its time is counted from its start. To look at once, again and again, took a processor whole."""
     enqueue("stubborn", None)
     (job,) = claim_batch("stubborn", "w")
