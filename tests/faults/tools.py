@@ -5,8 +5,10 @@ import re
 import shutil
 import sqlite3
 import tempfile
+import time
 from collections.abc import Callable, Iterator
 from contextlib import closing, contextmanager
+from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
 
@@ -35,22 +37,30 @@ connection_created.connect(spoil)
 call_command(*sys.argv[2:])
 """
 
-# Runs a command by a wall clock that is off by the seconds that stand in the file named first.
-SHIFTED = """
+# The wall clock is off by the seconds that stand in the file named first.
+CLOCK = """
 import sys
 from datetime import timedelta
 from pathlib import Path
-from django.core.management import call_command
 from django_alkstore import clock
-from django_alkstore.runtime import rounds
 shift = Path(sys.argv[1])
 
 class Shifted(clock.SystemClock):
     def now(self):
         return super().now() + timedelta(seconds=float(shift.read_text()))
 
-rounds.LONGEST_SLEEP = 1.0  # after that it looks at the clock again; by itself a minute
 clock._clock = Shifted()
+"""
+
+# So is the other clock: so much more time has passed.
+PASSES = """
+Shifted.monotonic = lambda self: clock.SystemClock.monotonic(self) + float(shift.read_text())
+"""
+
+COMMAND = """
+from django.core.management import call_command
+from django_alkstore.runtime import rounds
+rounds.LONGEST_SLEEP = 1.0  # after that it looks at the clock again; by itself a minute
 call_command(*sys.argv[2:])
 """
 
@@ -150,7 +160,47 @@ class Shift:
         fresh.replace(self.path)
 
     def start(self, start: Callable[..., Process], *command: str) -> Process:
-        return start("-c", SHIFTED, str(self.path), *command)
+        return start("-c", CLOCK + COMMAND, str(self.path), *command)
+
+
+class Passage(Shift):
+    """Time that passes when the test says so: a lease of many minutes ends at once, and by a stall it does not end."""
+
+    def __init__(self, path: Path) -> None:
+        self._passed = 0.0
+        super().__init__(path)
+
+    def by(self, seconds: float) -> None:
+        self._passed += seconds
+        self.to(self._passed)
+
+    def now(self) -> datetime:
+        return datetime.now(UTC) + timedelta(seconds=self._passed)
+
+    def monotonic(self) -> float:
+        return time.monotonic() + self._passed
+
+    def start(self, start: Callable[..., Process], *command: str) -> Process:
+        return start("-c", CLOCK + PASSES + COMMAND, str(self.path), *command)
+
+    def run(self, start: Callable[..., Process], code: str, *arguments: str) -> Process:
+        return start("-c", CLOCK + PASSES + code, str(self.path), *arguments)
+
+    def outlast_leases(self, length: float, *job_ids: int) -> None:
+        """Twice as long as the jobs' leases, which must be renewed on the way, each time before they are over."""
+
+        def ends() -> dict[int, datetime | None]:
+            return dict(Job.objects.filter(pk__in=job_ids).values_list("pk", "lease_expires_at"))
+
+        for _ in range(5):
+            before = ends()
+            self.by(length * 0.4)
+            wait_until(
+                lambda before=before: all(  # type: ignore[misc]
+                    end is None or end > before[job_id] for job_id, end in ends().items()
+                ),
+                "the leases are renewed",
+            )
 
 
 def limit_file_size(process: Process, size: int) -> None:

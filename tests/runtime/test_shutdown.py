@@ -12,6 +12,7 @@ from django_alkstore import clock
 from django_alkstore.exceptions import DuplicateJob
 from django_alkstore.models import Job
 from django_alkstore.services import claim_batch, enqueue, enqueue_many, get_or_enqueue, outbox
+from tests.faults.tools import Passage
 from tests.ledger.models import Entry
 from tests.ledger.tools import row, wait_for_state, wait_past, writer_lock
 from tests.processes import Process, wait_until
@@ -144,16 +145,16 @@ def test_a_failed_attempt_stays_counted_where_the_next_is_given_back(start: Star
 
 def test_nothing_is_given_back_while_the_process_goes_on(start: Start, tmp_path: Path) -> None:
     """In the grace the leases are renewed as before, and an idle worker beside it gets nothing."""
-    open_end = tmp_path / "open"
-    job = enqueue("wait", str(open_end), visibility_timeout=1)
-    first = start("run_queue", "wait")
+    open_end, passage = tmp_path / "open", Passage(tmp_path / "passage")
+    job = enqueue("wait", str(open_end), visibility_timeout=600)
+    first = passage.start(start, "run_queue", "wait", "--grace", "3600")
     first.wait_for(f"running {job.pk}")
     holder = row(job.pk).worker_id
-    second = start("run_queue", "wait")
+    second = passage.start(start, "run_queue", "wait")
     second.wait_for("worker started")
     first.signal(SIGTERM)
     first.wait_for("worker stopping")
-    wait_past(clock.now() + timedelta(seconds=2))
+    passage.outlast_leases(600, job.pk)
     held = row(job.pk)
     assert (held.state, held.attempts, held.worker_id, held.errors) == ("processing", 1, holder, [])
     open_end.touch()

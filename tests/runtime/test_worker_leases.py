@@ -16,14 +16,18 @@ from django_alkstore.runtime import rounds as rounds_module
 from django_alkstore.runtime.rounds import Rounds
 from django_alkstore.runtime.threads import Run, Threads
 from django_alkstore.services import cancel, claim_batch, enqueue, enqueue_many
+from tests.faults.tools import Passage
 from tests.ledger.models import Entry
-from tests.ledger.tools import freeze, row, state, wait_for_state, wait_past
+from tests.ledger.tools import freeze, row, state, wait_for_state
 from tests.processes import Process, wait_until
 
 pytestmark = pytest.mark.django_db(transaction=True)
 
 Start = Callable[..., Process]
 LEASE = 1.5
+"""Seconds. Where another worker is there to take a job, a stall could let it end in the middle of a test."""
+LONG_LEASE = 600.0
+"""For those: it ends when the test says that the time has passed."""
 
 
 def as_stored(job_id: int) -> object:
@@ -33,15 +37,21 @@ def as_stored(job_id: int) -> object:
 # A live worker
 
 
-def test_f019_a_job_longer_than_its_lease_runs_once_beside_an_idle_worker(start: Start, tmp_path: Path) -> None:
+@pytest.fixture
+def passage(tmp_path: Path) -> Passage:
+    return Passage(tmp_path / "passage")
+
+
+def test_f019_a_job_longer_than_its_lease_runs_once_beside_an_idle_worker(
+    start: Start, tmp_path: Path, passage: Passage
+) -> None:
     open_end = tmp_path / "open"
-    job = enqueue("wait", str(open_end), visibility_timeout=LEASE)
-    first = start("run_queue", "wait")
+    job = enqueue("wait", str(open_end), visibility_timeout=LONG_LEASE)
+    first = passage.start(start, "run_queue", "wait")
     first.wait_for(f"running {job.pk}")
-    idle = start("run_queue", "wait")
+    idle = passage.start(start, "run_queue", "wait")
     idle.wait_for("worker started")
-    wait_past(row(job.pk).lease_expires_at)
-    wait_past(clock.now() + timedelta(seconds=LEASE))
+    passage.outlast_leases(LONG_LEASE, job.pk)
     held = row(job.pk)
     assert (held.state, held.attempts, held.errors) == ("processing", 1, [])
     open_end.touch()
@@ -52,14 +62,14 @@ def test_f019_a_job_longer_than_its_lease_runs_once_beside_an_idle_worker(start:
     assert "running" not in [line.split(" ")[0] for line in idle.lines]
 
 
-def test_a_worker_renews_the_leases_of_all_its_handlers_at_once(start: Start, tmp_path: Path) -> None:
+def test_a_worker_renews_the_leases_of_all_its_handlers_at_once(start: Start, tmp_path: Path, passage: Passage) -> None:
     open_end = tmp_path / "open"
-    ids = enqueue_many("mix", [str(open_end)] * 4, visibility_timeout=LEASE)
-    first = start("run_queue", "mix", "--concurrency", "4")
+    ids = enqueue_many("mix", [str(open_end)] * 4, visibility_timeout=LONG_LEASE)
+    first = passage.start(start, "run_queue", "mix", "--concurrency", "4")
     for job_id in ids:
         first.wait_for(f"running {job_id}")
-    start("run_queue", "mix").wait_for("worker started")
-    wait_past(clock.now() + timedelta(seconds=2 * LEASE))
+    passage.start(start, "run_queue", "mix").wait_for("worker started")
+    passage.outlast_leases(LONG_LEASE, *ids)
     open_end.touch()
     wait_for_state("completed", *ids)
     assert {(job.attempts, len(job.errors)) for job in Job.objects.all()} == {(1, 0)}
@@ -68,17 +78,20 @@ def test_a_worker_renews_the_leases_of_all_its_handlers_at_once(start: Start, tm
 # A dead worker
 
 
-def test_f031_a_job_whose_worker_is_killed_is_back_after_one_lease(start: Start, tmp_path: Path) -> None:
+def test_f031_a_job_whose_worker_is_killed_is_back_after_one_lease(
+    start: Start, tmp_path: Path, passage: Passage
+) -> None:
     open_end = tmp_path / "open"
-    job = enqueue("wait", str(open_end), visibility_timeout=LEASE)
-    first = start("run_queue", "wait")
+    job = enqueue("wait", str(open_end), visibility_timeout=LONG_LEASE)
+    first = passage.start(start, "run_queue", "wait")
     first.wait_for(f"running {job.pk}")
-    second = start("run_queue", "wait")
+    second = passage.start(start, "run_queue", "wait")
     second.wait_for("worker started")
     first.signal(signal.SIGKILL)
     assert first.wait() == -signal.SIGKILL
     ends = row(job.pk).lease_expires_at
     assert ends is not None
+    passage.by(LONG_LEASE)
     second.wait_for(f"running {job.pk}")
     open_end.touch()
     wait_for_state("completed", job.pk)
@@ -133,20 +146,20 @@ def test_f038_a_job_whose_handler_ends_the_process_is_reclaimed_after_the_lease(
 
 
 def test_f035_workers_killed_again_and_again_lose_nothing_and_do_nothing_twice(start: Start) -> None:
-    count = 200
-    ids = enqueue_many("ledger", [f"job {number}" for number in range(count)], visibility_timeout=1, max_attempts=50)
-    kills = 0
-    while (done := Job.objects.filter(state="completed").count()) < count:
+    ids: list[int] = []
+    for kill in range(6):
+        # Twice as many as it is left the time for, and no more: however late the kill comes, the next has something.
+        ids += enqueue_many("ledger", [f"job {number}" for number in range(50)], visibility_timeout=1, max_attempts=50)
         process = start("run_queue", "ledger", "-v", "0")
-        goal = min(done + 25, count)
+        goal = len(ids) - 25
         wait_until(lambda goal=goal: Job.objects.filter(state="completed").count() >= goal, f"{goal} are done")
-        assert Job.objects.count() == count
+        assert Job.objects.count() == len(ids)
         # Rows first: a job that is completed in between has its row already.
         assert Entry.objects.count() <= Job.objects.filter(state="completed").count() + 4
-        process.signal(signal.SIGKILL if kills % 2 else signal.SIGTERM)
+        process.signal(signal.SIGKILL if kill % 2 else signal.SIGTERM)
         process.wait()
-        kills += 1
-    assert kills >= 4
+    start("run_queue", "ledger", "-v", "0")
+    wait_for_state("completed", *ids)
     assert sorted(Entry.objects.values_list("job_id", flat=True)) == ids
 
 
@@ -292,7 +305,8 @@ def test_a_lease_is_not_renewed_past_the_time_limit(start: Start, tmp_path: Path
     """A retry that is due at once goes to whoever is free: here another worker, while the first still runs it."""
     open_end = tmp_path / "open"
     job = enqueue("stubborn", str(open_end), backoff_base=0, max_attempts=2)
-    first = start("run_queue", "stubborn", "--concurrency", "2")
+    # With a thread that stays free, so that it has no reason to end.
+    first = start("run_queue", "stubborn", "--concurrency", "3")
     first.wait_for(f"running {job.pk}", 2)
     wait_for_state("dead", job.pk)
     assert [entry["error"] for entry in row(job.pk).errors] == ["time limit", "time limit"]
