@@ -2,12 +2,11 @@
 
 import signal
 from collections.abc import Callable
-from datetime import UTC, datetime, timedelta
+from datetime import UTC, datetime
 from pathlib import Path
 
 import pytest
 
-from django_alkstore import clock
 from django_alkstore import clock as clocks
 from django_alkstore.clock import ManualClock
 from django_alkstore.models import Job
