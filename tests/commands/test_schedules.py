@@ -2,12 +2,14 @@
 
 import signal
 from collections.abc import Callable
+from datetime import timedelta
 from itertools import pairwise
 from pathlib import Path
 
 import pytest
 from django.db import connection, transaction
 
+from django_alkstore import clock
 from django_alkstore.models import Job, Lock
 from django_alkstore.services import enqueue, force_release, schedule, unschedule
 from tests.ledger.tools import wait_for_state
@@ -17,6 +19,23 @@ pytestmark = pytest.mark.django_db(transaction=True)
 
 Start = Callable[..., Process]
 LEADERSHIP = "__alkstore_scheduler"
+
+
+# Told of nothing, it would stand by until the end of a lease that nobody waits for.
+PATIENT = """
+import sys
+from django.core.management import call_command
+from django_alkstore.runtime import scheduler
+from django_alkstore.services import leader
+leader.LEADERSHIP_TTL = scheduler.LEADERSHIP_TTL = 3_600.0
+call_command(*sys.argv[1:])
+"""
+
+
+def take_leadership() -> None:
+    """For so long that whoever has lost it has the time to see who has it."""
+    taken = Lock.objects.filter(name=LEADERSHIP)
+    assert taken.update(owner="a thief", expires_at=clock.now() + timedelta(seconds=600)) == 1
 
 
 def leaders() -> list[tuple[str, str]]:
@@ -39,9 +58,9 @@ def test_it_fires_what_is_due_into_the_queue_while_it_leads(start: Start) -> Non
 
 
 def test_a_second_stands_by_and_takes_over_at_once_after_a_clean_stop(start: Start) -> None:
-    first = start("run_schedules")
+    first = start("-c", PATIENT, "run_schedules")
     first.wait_for("leads")
-    second = start("run_schedules")
+    second = start("-c", PATIENT, "run_schedules")
     second.wait_for("stands by")
     assert "leads:" not in second.output
     (before,) = Lock.objects.all()
@@ -84,7 +103,7 @@ def test_no_standby_is_status_3_while_another_leads(start: Start) -> None:
 def test_no_standby_leads_where_nobody_does_and_is_status_3_once_it_is_replaced(start: Start) -> None:
     process = start("run_schedules", "--no-standby")
     process.wait_for("leads")
-    Lock.objects.filter(name=LEADERSHIP).update(owner="a thief")
+    take_leadership()
     assert process.wait() == 3
     assert leaders() == [(LEADERSHIP, "a thief")]
 
@@ -92,7 +111,7 @@ def test_no_standby_leads_where_nobody_does_and_is_status_3_once_it_is_replaced(
 def test_a_leader_that_was_replaced_stands_by_and_leads_again(start: Start) -> None:
     process = start("run_schedules")
     process.wait_for("leads")
-    Lock.objects.filter(name=LEADERSHIP).update(owner="a thief")
+    take_leadership()
     process.wait_for("stands by")
     assert force_release(LEADERSHIP) is True
     process.wait_for("scheduler leads", 2)

@@ -223,7 +223,7 @@ def test_database_names_the_one_whose_jobs_are_run(start: Start) -> None:
     path = str(connections["other"].settings_dict["NAME"])
     process = start("run_queue", "noop", "--database", "other", **variant(OTHER_DATABASE=path))
     wait_until(lambda: Job.objects.using("other").get(pk=there.pk).state == "completed", "the other's job is done")
-    assert path in process.output
+    process.wait_for(path)
     assert (row(here.pk).state, row(here.pk).attempts) == ("pending", 0)
 
 
@@ -283,6 +283,7 @@ def test_f051_a_module_that_cannot_be_imported_stops_no_worker(start: Start, bre
     apps = variant(FIRST_APPS=["tests.ledger.broken"])
     process = start("run_queue", ALKSTORE_TEST_BREAKAGE=breakage, **apps)
     wait_for_state("completed", good.pk)
+    process.wait_for(f"completed job {good.pk} ")
     assert (row(half.pk).state, row(half.pk).attempts) == ("pending", 0)
     assert "half a module ran" not in process.output
     assert process.output.count("Traceback (most recent call last)") == 1

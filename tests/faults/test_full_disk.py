@@ -11,6 +11,7 @@ from django.db import OperationalError, connection, connections, transaction
 from django_alkstore import services
 from django_alkstore.clock import ManualClock
 from django_alkstore.models import Job
+from django_alkstore.services import presence
 from tests.faults.tools import (
     ALIAS,
     TROUBLE,
@@ -25,7 +26,7 @@ from tests.faults.tools import (
 )
 from tests.ledger.models import Entry
 from tests.ledger.tools import database, wait_for_state
-from tests.processes import Process
+from tests.processes import Process, wait_until
 
 pytestmark = pytest.mark.django_db(transaction=True)
 
@@ -325,6 +326,8 @@ def test_a_worker_whose_disk_is_really_full_says_so_waits_longer_each_time_and_g
     waiting = services.enqueue("noop", None, delay=1, using=ALIAS)
     process = store.start("run_queue")
     process.wait_for(f"running {running.pk}")
+    # A sign that cannot be left is told of as well, and tried again after a minute.
+    wait_until(lambda: presence.signs(ALIAS).exists(), "it has left its signs of life")
     small_disk.fill()
     open_end.touch()
     process.wait_for(TROUBLE, 4)

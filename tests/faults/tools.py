@@ -1,5 +1,6 @@
 """What the tests of faults share: a file that may be spoilt, and processes whose store or clock can be moved."""
 
+import errno
 import os
 import re
 import shutil
@@ -105,7 +106,12 @@ class SmallDisk:
         with self.store.raw() as raw:
             raw.execute("PRAGMA wal_checkpoint(TRUNCATE)")
         blocks = shutil.disk_usage(self._filler.parent).free // _BLOCK
-        self._filler.write_bytes(bytes(_BLOCK * (blocks - leaving)))
+        try:
+            self._filler.write_bytes(bytes(_BLOCK * (blocks - leaving)))
+        except OSError as error:
+            # A process of the store has taken a block meanwhile: then it is full.
+            if leaving or error.errno != errno.ENOSPC:
+                raise
 
     def make_room(self) -> None:
         self._filler.unlink(missing_ok=True)

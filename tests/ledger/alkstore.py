@@ -467,7 +467,7 @@ def locked(job: JobHandle) -> None:
             raw.execute("ROLLBACK")
 
 
-@handler("atomic-stubborn", atomic=True, time_limit=0.5)
+@handler("atomic-stubborn", atomic=True, time_limit=2)
 def atomic_stubborn(job: JobHandle) -> None:
     """Holds the writer lock until the file that its payload names exists, and then would write a row."""
     say(f"running {job.id}")

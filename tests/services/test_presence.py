@@ -185,6 +185,7 @@ def test_a_worker_that_was_killed_leaves_it(start: Start) -> None:
     letter = outbox("mail").enqueue("x")
     process = start("run_outbox", "mail")
     wait_for_state("completed", letter.pk)
+    wait_until(lambda: signed() == {letter.queue}, "the sign")
     process.signal(signal.SIGKILL)
     process.wait()
     assert signed() == {letter.queue}
