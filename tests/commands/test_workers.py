@@ -118,7 +118,7 @@ def test_run_alkstore_runs_jobs_while_another_process_leads_and_takes_over_from_
     job = enqueue("noop", None)
     wait_for_state("completed", job.pk)
     stopped(leader)
-    process.wait_for("leads")
+    process.wait_for("scheduler leads")
     stopped(process)
 
 

@@ -5,7 +5,7 @@ import sqlite3
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
-from datetime import timedelta
+from datetime import datetime, timedelta
 from typing import Any
 
 import pytest
@@ -369,36 +369,49 @@ def test_a_lapsed_leadership_of_a_dead_runner_is_taken_over() -> None:
 # The sleep
 
 
+class Ahead(wall.SystemClock):
+    """The wall clock, and as many seconds as it is put ahead of it."""
+
+    seconds = 0.0
+
+    def now(self) -> datetime:
+        return super().now() + timedelta(seconds=self.seconds)
+
+
 def test_a_leader_that_sleeps_longer_than_its_lease_keeps_it(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(leader, "LEADERSHIP_TTL", 2.0)
-    monkeypatch.setattr(leader, "RENEW_EVERY", 0.2)
+    """Between two renewals a third of the lease is over, by a clock that is put ahead: by a stall it does not end."""
+    monkeypatch.setattr(leader, "LEADERSHIP_TTL", 60.0)
+    monkeypatch.setattr(leader, "RENEW_EVERY", 0.1)
+    ahead = Ahead()
     renewals: list[str] = []
     looks: list[str] = []
 
     def count(execute: Any, sql: str, params: Any, many: bool, context: Any) -> Any:
+        result = execute(sql, params, many, context)
         kind = kind_of(sql)
         if kind == "the tick's reading":
             renewals.clear()
             looks.clear()
-        elif kind == "the renewal":
-            renewals.append(sql)
         elif kind == "the look at the soonest":
             looks.append(sql)
-        return execute(sql, params, many, context)
+        elif kind == "the renewal" and len(renewals) < 12:
+            renewals.append(sql)
+            ahead.seconds += 20
+        return result
 
     schedule("far", "@every 365d", "mail")
     declare_due()
-    with Runner(wrapper=count) as first:
+    with wall.use(ahead), Runner(wrapper=count) as first:
         wait_for_first_tick()
         row = Lock.objects.get()
-        wait_until(lambda: len(renewals) > 12, "a dozen renewals without a tick: more than the lease lasts")
+        wait_until(lambda: len(renewals) == 12, "a dozen renewals without a tick: more than the lease lasts")
         assert len(looks) == 1, "its own commits are no news"
         with Runner() as second:
             second.wait()
         assert isinstance(second.error, LeadershipLost)
         kept = Lock.objects.get()
         assert (kept.token, kept.owner) == (row.token, row.owner)
-        assert kept.expires_at > row.acquired_at + timedelta(seconds=4)
+        assert kept.expires_at > row.acquired_at + timedelta(seconds=120)
         assert not first.ended.is_set()
     assert Job.objects.count() == 1
 

@@ -143,7 +143,7 @@ def test_a_standby_takes_over_though_the_clock_was_moved(start: Start, shift: Sh
     second.wait_for("stands by")
     shift.to(step)
     stop(first)
-    second.wait_for("leads")
+    second.wait_for("scheduler leads")
     stop(second)
 
 

@@ -1,6 +1,7 @@
 """What the worker tests share: the test database seen from outside, and settings for one child."""
 
 import json
+import os
 import signal
 import sqlite3
 from collections.abc import Iterator
@@ -105,13 +106,18 @@ def freeze(process: Process) -> None:
     """SIGSTOP, at a moment at which it holds no lock on the file."""
     while True:
         process.signal(signal.SIGSTOP)
-        raw = sqlite3.connect(database(), timeout=0.2, isolation_level=None)
+        os.waitid(os.P_PID, process.pid, os.WSTOPPED)  # all its threads stand
+        if _nobody_holds_a_lock(0.2):
+            return
+        process.signal(signal.SIGCONT)
+        _nobody_holds_a_lock(30)  # so that it gets as far as to give it up
+
+
+def _nobody_holds_a_lock(patience: float) -> bool:
+    with closing(sqlite3.connect(database(), timeout=patience, isolation_level=None)) as raw:
         try:
             raw.execute("BEGIN EXCLUSIVE")
-            raw.execute("ROLLBACK")
         except sqlite3.OperationalError:
-            process.signal(signal.SIGCONT)
-        else:
-            return
-        finally:
-            raw.close()
+            return False
+        raw.execute("ROLLBACK")
+        return True
