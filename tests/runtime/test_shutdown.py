@@ -209,8 +209,8 @@ def test_an_idle_worker_stops_while_the_database_is_locked(start: Start) -> None
 
 def test_a_worker_that_cannot_write_its_ack_ends_with_its_grace(start: Start, tmp_path: Path) -> None:
     open_end = tmp_path / "open"
-    job = enqueue("wait", str(open_end), visibility_timeout=600)
-    process = start("run_queue", "wait", "--grace", "1", ALKSTORE_TEST_TIMEOUT="0.2")
+    job = enqueue("mix", str(open_end), visibility_timeout=600)
+    process = start("run_queue", "mix", "--grace", "1", ALKSTORE_TEST_TIMEOUT="0.2")
     process.wait_for(f"running {job.pk}")
     with writer_lock():
         open_end.touch()

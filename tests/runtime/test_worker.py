@@ -270,7 +270,7 @@ def test_what_waits_for_a_thread_is_given_back_and_not_counted(start: Start, tmp
 CLAIMS_AHEAD = """
 import sys
 from django.core.management import call_command
-from django_alkstore.runtime import rounds
+from django_alkstore.runtime import rounds, worker  # which keeps its own moment between two looks
 from django_alkstore.services import maintenance
 rounds.INSTANT = rounds.QUICK = 3_600.0  # every handler is quick, however long it has taken
 rounds.LONGEST_PREFETCH = rounds.LONGEST_SLEEP = maintenance.UPKEEP_INTERVAL = 600.0
@@ -280,13 +280,15 @@ call_command(*sys.argv[1:])
 
 def test_what_has_ended_is_written_though_its_thread_is_busy_and_others_wait(start: Start, tmp_path: Path) -> None:
     """Quick jobs have one thread take one after the other. It tells nobody of the first before the end of the next."""
-    open_end = tmp_path / "open"
+    first_end, open_end = tmp_path / "first", tmp_path / "open"
     process = start("-c", CLAIMS_AHEAD, "run_queue", "mix", "--concurrency", "2")
     process.wait_for("worker started")
-    quick, _, _, behind = ids = enqueue_many("mix", [None, str(open_end), str(open_end), None])
-    process.wait_for(f"completed job {quick} ")  # nothing but its end is there to have it written
+    first, second, third, behind = ids = enqueue_many("mix", [str(first_end), *[str(open_end)] * 2, None])
+    process.wait_for(f"running {second}")  # the loop has called the other thread, and looks on
+    first_end.touch()
+    process.wait_for(f"completed job {first} ")  # nothing but its end is there to have it written
+    process.wait_for(f"running {third}")
     assert state(behind) == "processing"
-    assert not open_end.exists()
     open_end.touch()
     wait_for_state("completed", *ids)
     assert row(behind).attempts == 1

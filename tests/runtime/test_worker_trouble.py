@@ -20,6 +20,7 @@ pytestmark = pytest.mark.django_db(transaction=True)
 
 Start = Callable[..., Process]
 IMPATIENT = {"ALKSTORE_TEST_TIMEOUT": "0.2"}
+"""With handlers that write nothing: where the machine is busy, a round of their own worker's may last for so long."""
 TROUBLE = "database trouble"
 
 
@@ -47,8 +48,8 @@ def test_f007_an_ack_that_finds_the_database_locked_is_written_later_and_the_job
     start: Start, tmp_path: Path
 ) -> None:
     open_end = tmp_path / "open"
-    job = enqueue("wait", str(open_end), visibility_timeout=600)
-    process = start("run_queue", "wait", **IMPATIENT)
+    job = enqueue("mix", str(open_end), visibility_timeout=600)
+    process = start("run_queue", "mix", **IMPATIENT)
     process.wait_for(f"running {job.pk}")
     with writer_lock():
         open_end.touch()
@@ -57,7 +58,7 @@ def test_f007_an_ack_that_finds_the_database_locked_is_written_later_and_the_job
         assert row(job.pk).state == "processing"
     wait_for_state("completed", job.pk)
     assert (row(job.pk).attempts, row(job.pk).errors) == (1, [])
-    assert list(Entry.objects.values_list("text", flat=True)) == ["started 1"]
+    assert process.output.count(f"running {job.pk}") == 1
 
 
 def test_f007_a_failure_that_finds_the_database_locked_is_recorded_later(start: Start, tmp_path: Path) -> None:
@@ -77,8 +78,8 @@ def test_an_ack_that_had_to_wait_past_its_lease_still_counts_where_nobody_has_ta
     start: Start, tmp_path: Path
 ) -> None:
     open_end = tmp_path / "open"
-    job = enqueue("wait", str(open_end), visibility_timeout=1, max_attempts=1)
-    process = start("run_queue", "wait", **IMPATIENT)
+    job = enqueue("mix", str(open_end), visibility_timeout=1, max_attempts=1)
+    process = start("run_queue", "mix", **IMPATIENT)
     process.wait_for(f"running {job.pk}")
     with writer_lock():
         open_end.touch()
@@ -91,8 +92,8 @@ def test_an_ack_that_had_to_wait_past_its_lease_still_counts_where_nobody_has_ta
 
 def test_an_ack_that_comes_after_another_has_put_the_lapse_right_changes_nothing(start: Start, tmp_path: Path) -> None:
     open_end = tmp_path / "open"
-    job = enqueue("wait", str(open_end), visibility_timeout=3, max_attempts=1)
-    process = start("run_queue", "wait", **IMPATIENT)
+    job = enqueue("mix", str(open_end), visibility_timeout=3, max_attempts=1)
+    process = start("run_queue", "mix", **IMPATIENT)
     process.wait_for(f"running {job.pk}")
     freeze(process)  # which takes some tries on a busy machine
     wait_past(row(job.pk).lease_expires_at)
