@@ -102,6 +102,16 @@ def _most_claimed() -> int:
         return int(cursor.fetchone()[0])
 
 
+PATIENT_CUT = """
+import sys
+from django.core.management import call_command
+from django_alkstore.runtime import threads
+threads.LONGEST_CUT = 60.0
+call_command(*sys.argv[1:])
+"""
+"""Runs a command that waits until the writer lock is taken from an atomic handler, and no second only."""
+
+
 def freeze(process: Process) -> None:
     """SIGSTOP, at a moment at which it holds no lock on the file."""
     while True:
