@@ -46,8 +46,10 @@ def is_open(connection: BaseDatabaseWrapper) -> bool:
     """Is a transaction of the caller's open: an `atomic` block, or `set_autocommit(False)`?"""
     if connection.in_atomic_block:
         return True
-    # `get_autocommit` would connect first; an open connection knows it already.
-    return not (connection.autocommit if connection.connection is not None else connection.get_autocommit())
+    # `get_autocommit` would connect first, and so make an empty file where the database's is gone.
+    if connection.connection is None:
+        return not connection.settings_dict["AUTOCOMMIT"]
+    return not connection.autocommit
 
 
 def require_open(using: str, what: str) -> None:

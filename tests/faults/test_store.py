@@ -268,7 +268,8 @@ def test_a_scheduler_whose_file_is_deleted_says_so_and_goes_on_once_there_is_ano
     for path in store.path.parent.iterdir():
         path.unlink(missing_ok=True)
     process.wait_for("is gone")
-    process.wait_for(TROUBLE, 2)
+    process.wait_for(f"{TROUBLE} while taking the leadership", 3)  # it has tried again, and looked for its file
+    assert "no such table" not in process.output
     assert not store.path.exists(), "an empty one would look like a database that was never migrated"
     fired = process.output.count("fired often")
     copied.replace(store.path)
