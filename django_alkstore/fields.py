@@ -3,9 +3,12 @@
 from datetime import datetime
 from typing import TYPE_CHECKING, Any
 
-from django.core.exceptions import ValidationError
+from django.conf import settings
+from django.core.exceptions import FieldError, ValidationError
 from django.db import models
 from django.db.backends.base.base import BaseDatabaseWrapper
+from django.db.models import lookups
+from django.db.models.expressions import Combinable, ExpressionList, register_combinable_fields
 from django.utils.dateparse import parse_datetime
 
 from django_alkstore.clock import from_us, readable, to_us
@@ -30,7 +33,14 @@ class InstantField(_Instant):  # type: ignore[type-arg]  # the plugin fills them
     description = "A moment, as microseconds since the epoch"
 
     def get_internal_type(self) -> str:
-        return "BigIntegerField"
+        # Whose column it has, whole microseconds: so `F("run_at") - timedelta(...)` is one number less another. For any
+        # other type of number Django would make text of it, which no comparison would ever find due.
+        return "DurationField"
+
+    def get_db_prep_save(self, value: Any, connection: BaseDatabaseWrapper) -> Any:
+        if hasattr(value, "as_sql"):
+            return _as_instant(value)
+        return super().get_db_prep_save(value, connection)
 
     def from_db_value(self, value: Any, expression: Any, connection: BaseDatabaseWrapper) -> datetime | None:
         return None if value is None else readable(value)
@@ -59,6 +69,67 @@ class InstantField(_Instant):  # type: ignore[type-arg]  # the plugin fills them
     def value_to_string(self, obj: models.Model) -> str:
         value = self.value_from_object(obj)
         return "" if value is None else value.isoformat()
+
+
+_ADDED, _SUBTRACTED = Combinable.ADD, Combinable.SUB
+register_combinable_fields(InstantField, _ADDED, models.DurationField, InstantField)
+register_combinable_fields(models.DurationField, _ADDED, InstantField, InstantField)
+register_combinable_fields(InstantField, _SUBTRACTED, models.DurationField, InstantField)
+register_combinable_fields(InstantField, _SUBTRACTED, InstantField, models.DurationField)
+
+
+class _FromDateTime(models.Func):
+    """What Django's date and time functions give on SQLite (text, in UTC) as microseconds since the epoch."""
+
+    output_field = InstantField()
+    arity = 1
+    template = (
+        "(SELECT CAST(round((julianday(substr(moment, 1, 19)) - 2440587.5) * 86400) AS INTEGER) * 1000000"
+        " + CAST(substr(substr(moment, 21) || '000000', 1, 6) AS INTEGER)"
+        " FROM (SELECT %(expressions)s AS moment))"
+    )
+
+
+def _as_instant(expression: Any) -> Any:
+    """The resolved expression as what the column holds. `FieldError` where it is none: it would be stored as it is."""
+    field = getattr(expression, "output_field", None)
+    if field is None or isinstance(field, InstantField):
+        return expression
+    if isinstance(field, models.DateTimeField) and settings.USE_TZ:
+        return _FromDateTime(expression)
+    raise FieldError(
+        f"a moment cannot be set to, or compared with, {expression!r} of type {type(field).__name__}: it takes an "
+        "aware datetime, another moment, one with a timedelta added or subtracted, or (with USE_TZ) a date function"
+    )
+
+
+def _is_prepared(expression: Any) -> bool:
+    """Is it a plain value of a list, which Django 5.2 prepares before it makes an expression of it?"""
+    return isinstance(expression, models.Value) and isinstance(expression.value, int)
+
+
+class _OfInstants(lookups.Lookup):
+    """Compares instants with instants."""
+
+    def get_prep_lookup(self) -> Any:
+        prepared = super().get_prep_lookup()
+        if isinstance(prepared, ExpressionList):
+            return ExpressionList(
+                *(each if _is_prepared(each) else _as_instant(each) for each in prepared.source_expressions)
+            )
+        return _as_instant(prepared) if hasattr(prepared, "as_sql") else prepared
+
+
+for _lookup in (
+    lookups.Exact,
+    lookups.GreaterThan,
+    lookups.GreaterThanOrEqual,
+    lookups.LessThan,
+    lookups.LessThanOrEqual,
+    lookups.In,
+    lookups.Range,
+):
+    InstantField.register_lookup(type(f"Instant{_lookup.__name__}", (_OfInstants, _lookup), {}))
 
 
 class JSONTextField(_JSON):

@@ -71,12 +71,24 @@ def _encode(payload: Any, max_bytes: int, encoder: type[json.JSONEncoder] | None
         and _TEXT.issuperset(map(type, payload))
     )
     if not flat:
+        if text.count("[") + text.count("{") > _SURELY_READABLE:
+            _refuse_too_deep(text)
         _refuse_what_json_would_change(payload, converter)
     if size > max_bytes:
         raise InvalidPayload(f"payload is {size} bytes of JSON; at most {max_bytes} are allowed")
     return text, flat
 
 
+def _refuse_too_deep(text: str) -> None:
+    """The decoder's limit is not the encoder's, and whoever claims the job may have used some of it already."""
+    try:
+        decode_payload("[" * _DEPTH_TO_SPARE + text + "]" * _DEPTH_TO_SPARE)
+    except RecursionError:
+        raise InvalidPayload("payload is nested too deeply for the JSON decoder") from None
+
+
+_SURELY_READABLE = 500
+_DEPTH_TO_SPARE = 50
 _TEXT = frozenset((str,))
 _PLAIN = frozenset((str, int, float, bool, type(None)))
 

@@ -449,7 +449,8 @@ class SQLiteOperations(Operations):
         for start in range(0, len(queues), _MAX_QUEUES):
             some = queues[start : start + _MAX_QUEUES]
             self.cursor.execute(_next_claims_text(len(some)), some)
-            found.update(self.cursor.fetchall())
+            # What something else has written and is no number sorts behind all that are: such a job is never due.
+            found.update((queue, at if isinstance(at, int) else None) for queue, at in self.cursor.fetchall())
         return found
 
     def count_queues(self, now: int) -> list[QueueCounts]:

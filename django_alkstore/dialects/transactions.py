@@ -52,6 +52,14 @@ def is_open(connection: BaseDatabaseWrapper) -> bool:
     return not connection.autocommit
 
 
+def is_left_open(connection: BaseDatabaseWrapper) -> bool:
+    """Has whoever used it last left it in a transaction, by Django's means or past them, or in manual commit?"""
+    raw = connection.connection
+    if connection.in_atomic_block or connection.needs_rollback:
+        return True
+    return raw is not None and (not connection.autocommit or getattr(raw, "in_transaction", False))
+
+
 def require_open(using: str, what: str) -> None:
     """Raise `TransactionRequired` unless a transaction is open on this very database."""
     if not is_open(connections[using]):

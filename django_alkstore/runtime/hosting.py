@@ -43,7 +43,7 @@ class Host:
                     task.cancel()
                 self._run(ended(left))
 
-    def tidy(self, own: str) -> bool:
+    def tidy(self, own: str, *, afresh: bool) -> bool:
         """As `tidy_connections`, in the other thread, if anything has run there since the last time.
 
         Not by way of the loop: a handler may have left in it what stops it.
@@ -52,7 +52,7 @@ class Host:
             return False
         self._loop.has_used_threads = False
         executor = SyncToAsync.context_to_thread_executor.get(self._threads)
-        return executor is not None and executor.submit(tidy_connections, own).result()
+        return executor is not None and executor.submit(tidy_connections, own, afresh=afresh).result()
 
     def close(self) -> None:
         """Waits for what still runs in other threads."""

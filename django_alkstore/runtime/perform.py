@@ -5,14 +5,14 @@ from collections.abc import Awaitable, Callable, Sequence
 from contextlib import suppress
 from typing import NamedTuple
 
-from django.db import OperationalError, connections, transaction
+from django.db import DatabaseError, OperationalError, connections, transaction
 from django.db.backends.base.base import BaseDatabaseWrapper
 from django.db.backends.signals import connection_created
 from django.dispatch import receiver
 
 from django_alkstore import clock, signals
 from django_alkstore.dialects import dialect_of
-from django_alkstore.dialects.transactions import busy_timeout, is_contention, turn
+from django_alkstore.dialects.transactions import busy_timeout, is_contention, is_left_open, turn
 from django_alkstore.registry import Registration
 from django_alkstore.services import JobHandle
 from django_alkstore.services.handles import await_here, run_to_end
@@ -25,6 +25,8 @@ class Ending(NamedTuple):
     outcome: Outcome | None
     """`None`: there is nothing left to write, since the handler, or its transaction, has settled the job."""
     seconds: float
+    by_database: bool = False
+    """Was it a database error that ended it?"""
 
 
 BUSY_PAUSE = 1.0
@@ -37,6 +39,7 @@ def perform(
     """Run the handler on `job` in this thread. Never raises, whatever the handler raises."""
     started = clock.monotonic()
     outcome: Outcome | None = ACK
+    by_database = False
     try:
         if registration.atomic:
             outcome = _run_in_transaction(registration, job)
@@ -44,9 +47,10 @@ def perform(
             run_to_end(registration.target, job, await_result)
     except BaseException as error:  # noqa: BLE001  SystemExit and its kind end the attempt, not the worker
         outcome = outcome_of(error)
+        by_database = issubclass(type(error), DatabaseError)  # past what it says that it is
     else:
         outcome = None if job.settled else outcome
-    return Ending(outcome, clock.monotonic() - started)
+    return Ending(outcome, clock.monotonic() - started, by_database)
 
 
 def _run_in_transaction(registration: Registration, job: JobHandle) -> Outcome | None:
@@ -104,11 +108,12 @@ def _note_opened(**_: object) -> None:
     _thread.has_opened = True
 
 
-def tidy_connections(own: str | None) -> bool:
+def tidy_connections(own: str | None, *, afresh: bool = False) -> bool:
     """Leave the thread's connections fit for the next job, as Django does between two requests.
 
     That to `own`, the database of the jobs, stays open however old it is: to open it anew for each job costs more
     than most jobs, and nothing at its other end waits to be let go. `None` where the thread is not kept for jobs.
+    `afresh`: not even that one; what a job has set on it may be why the next one failed.
 
     One that the handler left inside a transaction, or in manual commit, is thrown away with all that it had
     not committed; was there any?
@@ -119,15 +124,14 @@ def tidy_connections(own: str | None) -> bool:
     thrown_away = False
     for connection in _thread.connections:
         connection.queries_log.clear()
-        manual = connection.connection is not None and not connection.autocommit
-        if manual or connection.in_atomic_block or connection.needs_rollback:
+        if is_left_open(connection):
             _throw_away(connection)
             thrown_away = True
             continue
         try:
             if connection.alias == own:
                 connection.close_at = None
-                if not dialect_of(connection).is_at_rest(connection):
+                if afresh or not dialect_of(connection).is_at_rest(connection):
                     connection.close()
             connection.close_if_unusable_or_obsolete()
         except Exception:  # noqa: BLE001  whatever it is, the next job gets another connection

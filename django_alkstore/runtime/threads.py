@@ -181,8 +181,8 @@ class Threads:
                     connection, run.connection = run.connection, None
                 if run.was_cut_off:
                     connection.close()
-            left_open = tidy_connections(run.job.using)
-            left_open |= host.tidy(run.job.using)
+            left_open = tidy_connections(run.job.using, afresh=ending.by_database)
+            left_open |= host.tidy(run.job.using, afresh=ending.by_database)
             if left_open and ending.outcome is ACK:
                 # What it wrote is not there: its job must not count as done.
                 ending = Ending(retry("the handler left a transaction open, which was rolled back"), ending.seconds)

@@ -15,7 +15,6 @@ from django_alkstore.dialects import Operations
 from django_alkstore.dialects.base import ClaimedJob
 from django_alkstore.dialects.transactions import (
     after_commit,
-    read,
     refuse_open,
     resolve_alias,
     write_operations,
@@ -158,7 +157,9 @@ def sweep(queue: str | None = None, *, using: str | None = None) -> int:
     alias = resolve_alias(using)
     if queue is not None:
         return sweep_whole_queue(alias, validate_name("queue", queue))
-    return sum(sweep_whole_queue(alias, name) for name in read(alias, lambda db: db.live_queues()))
+    # Under the writer lock, for a caller's transaction: one that has read cannot write once another has.
+    queues = write_operations(alias, lambda db: db.live_queues())
+    return sum(sweep_whole_queue(alias, name) for name in queues)
 
 
 def sweep_whole_queue(alias: str, queue: str, as_of: int | None = None) -> int:

@@ -59,6 +59,10 @@ def enqueue_many(
     validate_name("queue", queue)
     if options.get("unique_key") is not None:
         raise InvalidOption("enqueue_many takes no unique_key: a key names one job")
+    if isinstance(payloads, (str, bytes, Mapping)):
+        raise InvalidPayload(
+            f"payloads must be a list or another iterable of payloads, not a {type(payloads).__name__}"
+        )
     settings = conf.settings()
     alias = using or resolve_default(settings)
     template = stamp(queue, "", options, settings.defaults_for(queue), clock.now_us())

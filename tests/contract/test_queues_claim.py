@@ -7,8 +7,9 @@ from datetime import timedelta
 from typing import Any
 
 import pytest
-from django.db import connections, transaction
+from django.db import connection, connections, transaction
 from django.test import override_settings
+from django.test.utils import CaptureQueriesContext
 
 from django_alkstore.clock import ManualClock
 from django_alkstore.exceptions import DuplicateJob, InvalidOption
@@ -328,6 +329,13 @@ def test_sweep_counts_each_job_it_put_right_once(clock: ManualClock) -> None:
     assert sweep() == 0
     counts = {stats.queue: (stats.pending, stats.processing, stats.dead) for stats in queue_stats()}
     assert counts == {"mail": (4, 0, 6), "other": (0, 0, 2), "__alkstore_outbox:box": (0, 0, 1)}
+
+
+def test_sweep_in_a_callers_transaction_takes_the_writer_lock_before_it_reads() -> None:
+    with transaction.atomic(), CaptureQueriesContext(connection) as queries:
+        sweep()
+    statements = [query["sql"] for query in queries if not query["sql"].startswith("SAVEPOINT")]
+    assert not statements[0].startswith("SELECT"), statements
 
 
 def test_sweep_counts_a_job_that_lapsed_and_had_expired_once(clock: ManualClock) -> None:

@@ -13,7 +13,7 @@ from django.test import override_settings
 from django.test.utils import CaptureQueriesContext
 
 from django_alkstore.clock import ManualClock, use
-from django_alkstore.exceptions import DuplicateJob, InvalidOption
+from django_alkstore.exceptions import DuplicateJob, InvalidOption, InvalidPayload
 from django_alkstore.models import Job
 from django_alkstore.services import (
     cancel,
@@ -350,6 +350,13 @@ def test_enqueue_many_takes_a_generator_and_none_at_all() -> None:
     assert [get_job(i).payload for i in enqueue_many("mail", (n * n for n in range(3)))] == [0, 1, 4]
     assert enqueue_many("mail", iter(())) == []
     assert enqueue_many("mail", []) == []
+
+
+@pytest.mark.parametrize("payloads", ["abc", b"abc", {"a": 1}, ""])
+def test_enqueue_many_takes_no_single_payload_for_many(payloads: Any) -> None:
+    with pytest.raises(InvalidPayload, match=f"not a {type(payloads).__name__}"):
+        enqueue_many("mail", payloads)
+    assert not Job.objects.exists()
 
 
 def test_f114_enqueue_many_takes_more_than_a_statement_has_variables() -> None:

@@ -156,6 +156,17 @@ def _leave_open_cursor() -> None:
     HELD.append(cursor)
 
 
+def _begin_past_django() -> None:
+    with connection.cursor() as cursor:
+        cursor.execute("BEGIN IMMEDIATE")
+    Entry.objects.create(text="never committed")
+
+
+def _spoil_the_connection() -> None:
+    with connection.cursor() as cursor:
+        cursor.execute("PRAGMA query_only = 1")
+
+
 def _stop_inside_a_savepoint() -> None:
     transaction.atomic().__enter__()
     transaction.atomic().__enter__()
@@ -225,6 +236,8 @@ HOSTILE: dict[str, Any] = {
     "recursion": _without_end,
     "swallowed": _swallow_integrity_error,
     "open cursor": _leave_open_cursor,
+    "raw begin": _begin_past_django,
+    "spoil the connection": _spoil_the_connection,
     "savepoint": _stop_inside_a_savepoint,
     "liar": lambda: _raise(Liar("lies")),
     "own retry": lambda: _raise(OwnRetry()),

@@ -6,7 +6,7 @@ from collections.abc import Callable
 import pytest
 
 from django_alkstore.models import Job
-from django_alkstore.services import enqueue
+from django_alkstore.services import enqueue, enqueue_many
 from tests.ledger.models import Entry
 from tests.ledger.tools import row, wait_for_state
 from tests.processes import Process, wait_until
@@ -110,31 +110,45 @@ def test_f104_a_traceback_a_thousand_frames_deep_keeps_both_its_ends(start: Star
 
 def test_f059_a_transaction_that_is_left_open_harms_no_other_job_and_is_never_committed(start: Start) -> None:
     kinds = ["broken transaction", "manual commit", "swallowed", "close in transaction", "savepoint", "close"]
-    kinds += ["open cursor", "manual commit", "broken transaction"]
+    kinds += ["open cursor", "manual commit", "broken transaction", "raw begin"]
     jobs = run_with_a_fine_job_behind_each(start, kinds)
     assert not Entry.objects.exclude(text="fine").exists()
     assert {job.state for job in jobs.values()} <= {"completed", "dead"}
     assert jobs["savepoint"].state == "dead"
+    assert "left a transaction open" in jobs["raw begin"].errors[0]["error"]
     assert jobs["close"].state == "completed"
     assert jobs["open cursor"].state == "completed"
 
 
+@pytest.mark.parametrize("queue", ["hostile", "async-hostile"])
+def test_what_a_handler_sets_on_its_connection_costs_others_no_more_than_an_attempt(start: Start, queue: str) -> None:
+    spoil = "spoil the connection" if queue == "hostile" else "beside: spoil the connection"
+    spoilt = enqueue(queue, spoil, max_attempts=1)
+    start("run_queue", queue, "--concurrency", "1")
+    wait_for_state("completed", spoilt.pk)
+    writing = enqueue_many(queue, ["write"] * 5, backoff_base=0, max_attempts=2)
+    wait_for_state("completed", *writing)
+    assert sum(row(job).attempts - 1 for job in writing) <= 1
+
+
 def test_f059_so_it_is_where_an_async_handler_s_queries_run(start: Start) -> None:
     kinds = ["broken transaction", "manual commit", "close in transaction", "savepoint", "close", "open cursor"]
+    kinds.append("raw begin")
     jobs = run_with_a_fine_job_behind_each(start, [f"beside: {kind}" for kind in kinds], queue="async-hostile")
     assert not Entry.objects.exclude(text="fine").exists()
     for kind in ("broken transaction", "manual commit", "savepoint"):
         assert jobs[f"beside: {kind}"].state == "dead", kind
-    assert "left a transaction open" in jobs["beside: manual commit"].errors[0]["error"]
+    for kind in ("manual commit", "raw begin"):
+        assert "left a transaction open" in jobs[f"beside: {kind}"].errors[0]["error"], kind
     for kind in ("close", "open cursor"):
         assert jobs[f"beside: {kind}"].state == "completed", kind
 
 
 def test_f059_so_it_is_in_any_thread_that_an_async_handler_uses(start: Start) -> None:
-    kinds = ["broken transaction", "manual commit", "savepoint", "close", "open cursor"]
+    kinds = ["broken transaction", "manual commit", "savepoint", "close", "open cursor", "raw begin"]
     jobs = run_with_a_fine_job_behind_each(start, [f"elsewhere: {kind}" for kind in kinds], queue="async-hostile")
     assert not Entry.objects.exclude(text="fine").exists()
-    for kind in ("broken transaction", "manual commit", "savepoint"):
+    for kind in ("broken transaction", "manual commit", "savepoint", "raw begin"):
         assert jobs[f"elsewhere: {kind}"].state == "dead", kind
     for kind in ("close", "open cursor"):
         assert jobs[f"elsewhere: {kind}"].state == "completed", kind

@@ -1,0 +1,159 @@
+"""The moments of the tables in the ORM: compared, added to, and never stored as anything but microseconds."""
+
+from collections.abc import Callable
+from datetime import UTC, datetime, timedelta
+from typing import Any
+
+import pytest
+from django.core.exceptions import FieldError
+from django.db import connection, transaction
+from django.db.models import Case, F, Max, Value, When
+from django.db.models.functions import Coalesce, Now, TruncHour
+from django.test import override_settings
+
+from django_alkstore.clock import ManualClock
+from django_alkstore.models import Job, Lock, Schedule
+from django_alkstore.services import claim_batch, enqueue, lock, schedule, soonest, tick
+
+pytestmark = pytest.mark.django_db
+
+HOUR = timedelta(hours=1)
+AT = datetime(2026, 3, 1, 12, 0, 0, 250_001, tzinfo=UTC)
+
+
+@pytest.fixture
+def job() -> Job:
+    return enqueue("q", None, run_at=datetime(2100, 1, 1, tzinfo=UTC))
+
+
+def stored(column: str = "run_at") -> Any:
+    with connection.cursor() as cursor:
+        cursor.execute(f"SELECT typeof({column}) FROM django_alkstore_job")
+        assert cursor.fetchone() == ("integer",)
+    return Job.objects.values_list(column, flat=True).get()
+
+
+@pytest.mark.parametrize(
+    ("expression", "result"),
+    [
+        (F("created_at") - HOUR, AT - HOUR),
+        (F("created_at") + timedelta(microseconds=1), AT + timedelta(microseconds=1)),
+        (HOUR + F("created_at"), AT + HOUR),
+        (Value(HOUR) + F("created_at"), AT + HOUR),
+        (F("created_at") - HOUR - HOUR, AT - 2 * HOUR),
+        (F("created_at"), AT),
+        (F("created_at") + (F("run_at") - F("created_at")), datetime(2100, 1, 1, tzinfo=UTC)),
+        (Value(AT), AT),
+        (
+            Value(datetime(1969, 12, 31, 23, 59, 59, 999_999, tzinfo=UTC)),
+            datetime(1969, 12, 31, 23, 59, 59, 999_999, UTC),
+        ),
+        (Value(AT) - HOUR, AT - HOUR),
+        (Case(When(queue="q", then=Value(AT))), AT),
+        (Case(When(queue="q", then=F("created_at"))), AT),
+        (Coalesce(F("expires_at"), F("created_at") - HOUR), AT - HOUR),
+    ],
+)
+def test_a_moment_is_set_to_what_an_expression_gives(job: Job, expression: Any, result: datetime) -> None:
+    Job.objects.update(created_at=AT)
+    assert Job.objects.update(run_at=expression) == 1
+    assert stored() == result
+
+
+def test_a_moment_that_is_set_on_an_instance_is_saved_too(job: Job) -> None:
+    job.run_at = F("created_at") - HOUR  # type: ignore[assignment]
+    job.save()
+    assert stored() == job.created_at - HOUR
+
+
+def test_the_databases_own_now_is_due_at_once(job: Job) -> None:
+    Job.objects.update(run_at=Now() - HOUR)
+    assert abs(stored() - datetime.now(UTC) + HOUR) < HOUR
+    assert [claimed.id for claimed in claim_batch("q", "w")] == [job.pk]
+
+
+def test_a_lease_and_a_lock_that_are_aged_lapse_and_a_boundary_comes(clock: ManualClock) -> None:
+    first = enqueue("q", None)
+    claim_batch("q", "w")
+    assert lock("l").acquire()
+    schedule("s", "@every 1h", "fired")
+    Job.objects.update(lease_expires_at=F("lease_expires_at") - HOUR)
+    Lock.objects.update(expires_at=F("expires_at") - HOUR)
+    Schedule.objects.update(next_fire_at=F("next_fire_at") - HOUR)
+    assert [claimed.id for claimed in claim_batch("q", "w")] == [first.pk]
+    assert lock("l").acquire()
+    assert soonest() == clock.now()
+    assert [fire.name for fire in tick()] == ["s"]
+
+
+@pytest.mark.parametrize(
+    "expression",
+    [
+        F("priority"),
+        F("queue"),
+        Value("2026-01-01"),
+        Value(5),
+        F("run_at") + 5,
+        F("run_at") * 2,
+        F("attempts") - HOUR,
+        HOUR - F("run_at"),
+    ],
+)
+def test_what_is_no_moment_is_refused_and_nothing_is_stored(job: Job, expression: Any) -> None:
+    with pytest.raises(FieldError), transaction.atomic():
+        Job.objects.update(run_at=expression)
+    with pytest.raises(FieldError):
+        Job.objects.filter(run_at__gt=expression).count()
+    assert stored() == job.run_at
+
+
+@pytest.mark.parametrize("set_or_compare", [
+    lambda: Job.objects.update(run_at=Now()),
+    lambda: Job.objects.filter(run_at__gt=Now()).count(),
+    lambda: Job.objects.filter(run_at__in=[Now()]).count(),
+])  # fmt: skip
+def test_a_date_and_time_function_is_refused_where_its_time_zone_is_unknown(
+    job: Job, set_or_compare: Callable[[], object]
+) -> None:
+    with override_settings(USE_TZ=False), pytest.raises(FieldError, match="aware datetime"):
+        set_or_compare()
+
+
+@pytest.mark.parametrize(
+    ("found", "condition"),
+    [
+        (True, {"run_at__gt": Now()}),
+        (False, {"run_at__lte": Now() + HOUR}),
+        (True, {"created_at__lt": Now() + HOUR}),
+        (True, {"created_at__lt": F("run_at") - HOUR}),
+        (False, {"run_at__lt": F("created_at") + HOUR}),
+        (True, {"created_at": F("created_at")}),
+        (True, {"run_at__range": (Now(), Now() + timedelta(days=40_000))}),
+        (True, {"run_at__range": (F("created_at"), F("created_at") + timedelta(days=40_000))}),
+        (True, {"created_at__in": [F("created_at"), F("run_at")]}),
+        (True, {"created_at__in": [F("run_at"), Now(), AT, F("created_at")]}),
+        (False, {"created_at__in": [Now() + HOUR]}),
+        (False, {"created_at__gt": Now() + HOUR}),
+        (True, {"run_at__in": Job.objects.values("run_at")}),
+    ],
+)
+def test_a_moment_is_compared_with_what_an_expression_gives(job: Job, found: bool, condition: dict[str, Any]) -> None:
+    assert Job.objects.filter(**condition).exists() is found
+
+
+def test_two_moments_are_a_duration_apart(job: Job) -> None:
+    Job.objects.update(created_at=AT, run_at=AT + HOUR)
+    waits = Job.objects.annotate(wait=F("run_at") - F("created_at"), half=F("created_at") + HOUR / 2)
+    assert waits.values_list("wait", "half").get() == (HOUR, AT + HOUR / 2)
+    assert waits.filter(half__lt=F("run_at"), wait=HOUR).exists()
+    assert waits.aggregate(latest=Max("half"))["latest"] == AT + HOUR / 2
+
+
+def test_what_only_a_datetime_column_can_do_is_an_error(job: Job) -> None:
+    for ask in (
+        lambda: Job.objects.filter(run_at__year=2026).exists(),
+        lambda: Job.objects.filter(run_at__date=AT.date()).exists(),
+        lambda: Job.objects.annotate(hour=TruncHour("run_at")).get(),
+    ):
+        with pytest.raises((FieldError, TypeError, ValueError)):
+            ask()
