@@ -79,15 +79,19 @@ register_combinable_fields(InstantField, _SUBTRACTED, InstantField, models.Durat
 
 
 class _FromDateTime(models.Func):
-    """What Django's date and time functions give on SQLite (text, in UTC) as microseconds since the epoch."""
+    """What Django's date and time functions give, as microseconds since the epoch."""
 
     output_field = InstantField()
     arity = 1
-    template = (
-        "(SELECT CAST(round((julianday(substr(moment, 1, 19)) - 2440587.5) * 86400) AS INTEGER) * 1000000"
-        " + CAST(substr(substr(moment, 21) || '000000', 1, 6) AS INTEGER)"
-        " FROM (SELECT %(expressions)s AS moment))"
-    )
+
+    def as_sqlite(self, compiler: "SQLCompiler", connection: BaseDatabaseWrapper, **context: Any) -> Any:
+        # They give text, in UTC: "2026-03-01 12:00:00.250001", with no point where there is no fraction.
+        template = (
+            "(SELECT CAST(round((julianday(substr(moment, 1, 19)) - 2440587.5) * 86400) AS INTEGER) * 1000000"
+            " + CAST(substr(substr(moment, 21) || '000000', 1, 6) AS INTEGER)"
+            " FROM (SELECT %(expressions)s AS moment))"
+        )
+        return self.as_sql(compiler, connection, template=template, **context)
 
 
 def _as_instant(expression: Any) -> Any:

@@ -79,6 +79,7 @@ def test_the_time_is_read_in_clock_alone(path: Path) -> None:
     assert not read
     text = without_comments(path).upper()
     text = text.replace("GET_CURRENT_TIMEZONE", "")
+    text = text.replace("JULIANDAY(SUBSTR(", "")  # makes a number of a text, and reads no clock
     for word in ("CURRENT_TIMESTAMP", "CURRENT_TIME", "CURRENT_DATE", "STRFTIME(", "JULIANDAY(", "UNIXEPOCH(", "'NOW'"):
         assert word not in text
 
