@@ -3,12 +3,19 @@
 from datetime import datetime
 from typing import TYPE_CHECKING, Any
 
-from django.conf import settings
 from django.core.exceptions import FieldError, ValidationError
 from django.db import models
 from django.db.backends.base.base import BaseDatabaseWrapper
 from django.db.models import lookups
-from django.db.models.expressions import Combinable, ExpressionList, register_combinable_fields
+from django.db.models.expressions import (
+    BaseExpression,
+    Combinable,
+    CombinedExpression,
+    DurationExpression,
+    ExpressionList,
+    ResolvedOuterRef,
+    register_combinable_fields,
+)
 from django.utils.dateparse import parse_datetime
 
 from django_alkstore.clock import from_us, readable, to_us
@@ -71,40 +78,78 @@ class InstantField(_Instant):  # type: ignore[type-arg]  # the plugin fills them
         return "" if value is None else value.isoformat()
 
 
-_ADDED, _SUBTRACTED = Combinable.ADD, Combinable.SUB
-register_combinable_fields(InstantField, _ADDED, models.DurationField, InstantField)
-register_combinable_fields(models.DurationField, _ADDED, InstantField, InstantField)
-register_combinable_fields(InstantField, _SUBTRACTED, models.DurationField, InstantField)
-register_combinable_fields(InstantField, _SUBTRACTED, InstantField, models.DurationField)
+for _left, _connector, _right, _result in (
+    (InstantField, Combinable.ADD, models.DurationField, InstantField),
+    (models.DurationField, Combinable.ADD, InstantField, InstantField),
+    (InstantField, Combinable.SUB, models.DurationField, InstantField),
+    (InstantField, Combinable.SUB, InstantField, models.DurationField),
+):
+    register_combinable_fields(_left, _connector, _right, _result)
 
 
-class _FromDateTime(models.Func):
-    """What Django's date and time functions give, as microseconds since the epoch."""
+class _FromNow(models.Func):
+    """The database's own `Now()` as microseconds since the epoch."""
 
     output_field = InstantField()
     arity = 1
 
     def as_sqlite(self, compiler: "SQLCompiler", connection: BaseDatabaseWrapper, **context: Any) -> Any:
-        # They give text, in UTC: "2026-03-01 12:00:00.250001", with no point where there is no fraction.
-        template = (
-            "(SELECT CAST(round((julianday(substr(moment, 1, 19)) - 2440587.5) * 86400) AS INTEGER) * 1000000"
-            " + CAST(substr(substr(moment, 21) || '000000', 1, 6) AS INTEGER)"
-            " FROM (SELECT %(expressions)s AS moment))"
-        )
+        # It is text there, in UTC and to the millisecond, which a Julian day's fraction has room for.
+        template = "CAST(round((julianday(%(expressions)s) - 2440587.5) * 86400000) AS INTEGER) * 1000"
         return self.as_sql(compiler, connection, template=template, **context)
 
 
 def _as_instant(expression: Any) -> Any:
-    """The resolved expression as what the column holds. `FieldError` where it is none: it would be stored as it is."""
-    field = getattr(expression, "output_field", None)
-    if field is None or isinstance(field, InstantField):
+    """The resolved expression as one of what the column holds, or `FieldError`: SQLite would store it as it is."""
+    from django.db.models.functions import Coalesce, Greatest, Least, Now  # noqa: PLC0415  few ever come here
+
+    match expression:
+        case models.Value(value=None | datetime()):
+            return models.Value(expression.value, output_field=InstantField())
+        case Now():
+            return _FromNow(expression)
+        case DurationExpression(connector=Combinable.ADD | Combinable.SUB) if _adds_duration(expression):
+            left, right = (
+                side if _is_duration(side) else _as_instant(side) for side in expression.get_source_expressions()
+            )
+            return CombinedExpression(left, expression.connector, right, output_field=InstantField())
+        case models.When():
+            return _with_sources(expression, [expression.condition, _as_instant(expression.result)])
+        case models.Case() | Coalesce() | Greatest() | Least() | models.ExpressionWrapper():
+            made = _with_sources(expression, [_as_instant(source) for source in expression.get_source_expressions()])
+            made.output_field = InstantField()
+            return made
+    field = _type_of(expression)
+    is_instant = isinstance(field, InstantField) and not isinstance(expression, DurationExpression)
+    if is_instant or isinstance(expression, ResolvedOuterRef):  # which has a type once the query around it is made
         return expression
-    if isinstance(field, models.DateTimeField) and settings.USE_TZ:
-        return _FromDateTime(expression)
     raise FieldError(
         f"a moment cannot be set to, or compared with, {expression!r} of type {type(field).__name__}: it takes an "
-        "aware datetime, another moment, one with a timedelta added or subtracted, or (with USE_TZ) a date function"
+        "aware datetime, another moment, Now(), and each with a timedelta added or subtracted; what else is a whole "
+        "number of microseconds since the epoch is told by output_field=InstantField()"
     )
+
+
+def _type_of(expression: Any) -> Any:
+    """A query, which may be compared with, says it by another name than an expression."""
+    return getattr(
+        expression, "_output_field_or_none" if isinstance(expression, BaseExpression) else "output_field", None
+    )
+
+
+def _is_duration(side: Any) -> bool:
+    return isinstance(_type_of(side), models.DurationField)
+
+
+def _adds_duration(expression: DurationExpression) -> bool:
+    left, right = map(_is_duration, expression.get_source_expressions())
+    return right or (left and expression.connector == Combinable.ADD)
+
+
+def _with_sources(expression: Any, sources: list[Any]) -> Any:
+    made = expression.copy()
+    made.set_source_expressions(sources)
+    return made
 
 
 def _is_prepared(expression: Any) -> bool:

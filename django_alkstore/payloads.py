@@ -87,8 +87,8 @@ def _refuse_too_deep(text: str) -> None:
         raise InvalidPayload("payload is nested too deeply for the JSON decoder") from None
 
 
-_SURELY_READABLE = 500
-_DEPTH_TO_SPARE = 50
+_SURELY_READABLE = 900
+_DEPTH_TO_SPARE = 10
 _TEXT = frozenset((str,))
 _PLAIN = frozenset((str, int, float, bool, type(None)))
 

@@ -9,7 +9,7 @@ import traceback
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from importlib import import_module
-from inspect import signature
+from inspect import Signature, signature
 from typing import Any, NamedTuple, TypeVar
 
 from django.apps import apps
@@ -88,10 +88,10 @@ def _registrar(queue: str, time_limit: Duration, atomic: bool) -> Callable[[T], 
     def register(target: T) -> T:
         if not callable(target):
             raise InvalidOption(f"the handler of {describe_queue(queue)} must be callable, not {shown(target)}")
-        if not _takes_a_job(target):
+        misfit = _misfit(target)
+        if misfit is not None:
             raise InvalidOption(
-                f"the handler of {describe_queue(queue)} must take one argument, the job: "
-                f"{_where(target)}{signature(target)}"
+                f"the handler of {describe_queue(queue)} must take one argument, the job: {_where(target)}{misfit}"
             )
         taken = _registered.get(queue)
         if taken is not None:
@@ -105,15 +105,18 @@ def _registrar(queue: str, time_limit: Duration, atomic: bool) -> Callable[[T], 
     return register
 
 
-def _takes_a_job(target: Callable[..., Any]) -> bool:
-    """Can it be called with one argument? Where it does not say how it can be called, it may be."""
+def _misfit(target: Callable[..., Any]) -> Signature | None:
+    """Its signature, if that takes no call with one argument. `None` too where it does not say what it takes."""
     try:
-        signature(target).bind(None)
+        # Its own: what it wraps may be called with other arguments than it is.
+        takes = signature(target, follow_wrapped=False)
+    except (TypeError, ValueError):
+        return None
+    try:
+        takes.bind(None)
     except TypeError:
-        return False
-    except ValueError:
-        return True
-    return True
+        return takes
+    return None
 
 
 def _where(target: Callable[..., Any]) -> str:

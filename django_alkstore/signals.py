@@ -40,6 +40,7 @@ leadership_left = Signal()  # error, lapses_in: it could not be freed, and nobod
 leader_absent = Signal()  # reason: it does not lead, and was told not to wait
 scheduler_cut_off = Signal()  # a second signal came before it had stopped
 standing_by = Signal()  # owner, expires_at
+standby_ended = Signal()  # it was told to stop
 schedule_fired = Signal()  # fire
 schedule_broken = Signal()  # name, reason
 jobs_pruned = Signal()  # removed
@@ -248,6 +249,7 @@ _log(
     logging.INFO,
     lambda owner, expires_at: f"scheduler stands by: {owner} leads",
 )
+_log(standby_ended, logging.INFO, lambda: "scheduler stopped: it stood by")
 _log(
     schedule_fired,
     logging.INFO,

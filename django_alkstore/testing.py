@@ -30,9 +30,8 @@ isolated_registry = registry.isolated
 def run_pending(*names: str, using: str | None = None, limit: int = 1_000) -> list[JobHandle]:
     """Run what is due now in the named queues and outboxes (default: all that are registered).
 
-    Returns the jobs that were run, in order; `get_job` tells what became of them, and the log of
-    `django_alkstore` how each that failed did. A job that asks to be run
-    again at once is; more than `limit` runs raise `AssertionError`, since something never ends.
+    Returns the jobs that were run, in order. `get_job` tells what became of each; why one failed is logged, too.
+    A job that asks to be run again at once is; more than `limit` runs raise `AssertionError`: something never ends.
     """
     alias = resolve_alias(using)
     registrations = [r for r in registry.registrations() if not names or r.name in names]

@@ -20,13 +20,15 @@ def explain_job(job: Job, now: datetime) -> str:
         case State.PROCESSING:
             return _explain_processing(job, now)
         case State.COMPLETED:
-            return f"Completed on {_when(job.finished_at)}."
+            return f"Completed on {_when_or_nothing(job.finished_at)}."
         case State.CANCELLED:
-            return f"Cancelled on {_when(job.finished_at)}."
+            return f"Cancelled on {_when_or_nothing(job.finished_at)}."
     if job.last_error == EXPIRED:
-        return f"Dead: it expired on {_when(job.expires_at)}, before a worker took it."
+        return f"Dead: it expired on {_when_or_nothing(job.expires_at)}, before a worker took it."
     reason = plain_first_line(job.last_error)
-    return f"Dead since {_when(job.finished_at)}, after {job.attempts} of {job.max_attempts} attempts: {reason}"
+    return (
+        f"Dead since {_when_or_nothing(job.finished_at)}, after {job.attempts} of {job.max_attempts} attempts: {reason}"
+    )
 
 
 def explain_schedule(schedule: Schedule, now: datetime) -> str:
@@ -64,7 +66,7 @@ def _explain_processing(job: Job, now: datetime) -> str:
         return f"Leased to {job.worker_id} until {when(job.lease_expires_at)}."
     fate = "be tried again" if job.attempts < job.max_attempts else "be dead, its attempts being spent,"
     return (
-        f"The lease of {job.worker_id} ran out on {_when(job.lease_expires_at)}. "
+        f"The lease of {job.worker_id} ran out on {_when_or_nothing(job.lease_expires_at)}. "
         f"It will {fate} when a worker next looks at its queue.{_nobody_works_on(job.queue, _alias(job))}"
     )
 
@@ -73,7 +75,7 @@ def _place_in_line(job: Job, now: datetime) -> str:
     """How many are claimed before it."""
     earlier = Q(run_at__lt=job.run_at) | Q(run_at=job.run_at, pk__lt=job.pk)
     due = Job.objects.using(_alias(job)).filter(queue=job.queue, state=State.PENDING, run_at__lte=now)
-    before = due.filter(Q(priority__gt=job.priority) | Q(priority=job.priority) & earlier)
+    before = due.exclude(expires_at__lte=now).filter(Q(priority__gt=job.priority) | Q(priority=job.priority) & earlier)
     ahead = before.order_by()[:MOST_AHEAD].count()
     if not ahead:
         return "and next in line"
@@ -100,5 +102,5 @@ def _alias(row: Job | Schedule) -> str:
     return row._state.db
 
 
-def _when(moment: datetime | None) -> str:
+def _when_or_nothing(moment: datetime | None) -> str:
     return NOTHING if moment is None else when(moment)

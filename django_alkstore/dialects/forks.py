@@ -13,8 +13,8 @@ from weakref import WeakSet
 
 from django_alkstore import clock
 
-LONGEST_WAIT = 5.0
-"""Seconds. Who holds a guard for longer waits for something, it may be for the thread that forks."""
+LONGEST_WAIT = 1.0
+"""Seconds. Who holds a guard for longer runs a handler in its transaction, or waits, it may be for who forks."""
 
 _guards: "WeakSet[threading.RLock]" = WeakSet()
 _forking = threading.local()
@@ -28,24 +28,19 @@ def guard() -> threading.RLock:
 
 
 def _hold() -> None:
-    """Take every guard. One at a time is waited for with none in hand: those who have it may want another."""
-    _forking.held = []
+    """Take every guard, or those that are to be had by the end of the longest wait."""
     deadline = clock.monotonic() + LONGEST_WAIT
-    while (missing := _take_all(_forking.held)) is not None:
-        _release()
+    while True:
+        guards = list(_guards)
+        _forking.held = [lock for lock in guards if lock.acquire(blocking=False)]
+        missing = [lock for lock in guards if lock not in _forking.held]
         left = deadline - clock.monotonic()
-        if left <= 0 or not missing.acquire(timeout=left):
+        if not missing or left <= 0:
             return
-        missing.release()
-
-
-def _take_all(held: list[threading.RLock]) -> "threading.RLock | None":
-    """The first that is not to be had at once, or `None` where all are taken."""
-    for lock in list(_guards):
-        if not lock.acquire(blocking=False):
-            return lock
-        held.append(lock)
-    return None
+        # With none in hand: those who have it may want another.
+        _release()
+        if missing[0].acquire(timeout=left):
+            missing[0].release()
 
 
 def _release() -> None:

@@ -4,6 +4,7 @@ Every writing text begins with INSERT, UPDATE or DELETE and not with WITH: Pytho
 transaction of `set_autocommit(False)` before those only.
 """
 
+import math
 import os
 import sqlite3
 from collections.abc import Iterable, Iterator, Sequence
@@ -363,6 +364,13 @@ class DataVersion:
         self._raw.close()  # Django keeps a connection to a database in memory open
 
 
+def _whole(moment: Any) -> int | None:
+    """A column's earliest moment, whatever else has written it. What is no number lies behind all that are."""
+    if isinstance(moment, float):
+        return math.ceil(moment) if moment < LAST_US else None
+    return moment if isinstance(moment, int) else None
+
+
 class SQLiteOperations(Operations):
     """The operations in SQLite's SQL."""
 
@@ -449,8 +457,7 @@ class SQLiteOperations(Operations):
         for start in range(0, len(queues), _MAX_QUEUES):
             some = queues[start : start + _MAX_QUEUES]
             self.cursor.execute(_next_claims_text(len(some)), some)
-            # What something else has written and is no number sorts behind all that are: such a job is never due.
-            found.update((queue, at if isinstance(at, int) else None) for queue, at in self.cursor.fetchall())
+            found.update((queue, _whole(at)) for queue, at in self.cursor.fetchall())
         return found
 
     def count_queues(self, now: int) -> list[QueueCounts]:

@@ -73,7 +73,7 @@ class _Standby:
                     signals.emit(signals.standing_by, owner=owner, expires_at=expires_at)
                     announced = owner
                 self._wait_for_news(watch, seen, expires_at, longest_wait)
-        signals.emit(signals.leader_stood_down, reason="stopped while another led")
+        signals.emit(signals.standby_ended)
 
     def _wait_for_news(self, watch: Watch, seen: object, expires_at: datetime, longest_wait: float) -> None:
         left = (expires_at - clock.now()).total_seconds() + _MARGIN

@@ -183,8 +183,8 @@ class Threads:
                     connection.close()
             left_open = tidy_connections(run.job.using, afresh=ending.by_database)
             left_open |= host.tidy(run.job.using, afresh=ending.by_database)
-            if left_open and ending.outcome is ACK:
-                # What it wrote is not there: its job must not count as done.
+            if left_open and ending.outcome in (ACK, None):
+                # What it wrote is not there, its own ack neither: its job must not count as done.
                 ending = Ending(retry("the handler left a transaction open, which was rolled back"), ending.seconds)
             self._ended.append((run, ending))
             called = True

@@ -115,7 +115,8 @@ class Worker:
             raise
         if code != EXIT_REPLACED:  # there, a connection to write it on might make a new and empty file
             self._rounds.end()
-        self._say_stopped()
+        if code != EXIT_EXHAUSTED:
+            self._say_stopped()
         if not self._let_threads_end():
             self._end_process(code)
         self._connection.dec_thread_sharing()
@@ -123,6 +124,7 @@ class Worker:
         return code
 
     def _say_stopped(self) -> None:
+        """Before jobs are given back whose handlers still run: who listens may take long, and others claim them."""
         signals.emit(signals.worker_stopped, completed=self._rounds.completed, failed=self._rounds.failed)
 
     def _let_threads_end(self) -> bool:
@@ -257,13 +259,13 @@ class Worker:
         signals.emit(signals.worker_exhausted, job_ids=sorted(run.job.id for run in self._rounds.stuck))
         self.at_stop(1.0)
         self._rounds.take_back("exiting")
+        self._say_stopped()
         self._rounds.give_back_all("exiting")
         return EXIT_EXHAUSTED
 
     def _leave_at_once(self) -> int:
-        self._rounds.give_back_all("second signal" if self._signals > 1 else "the grace is over")
         self._say_stopped()
-        signals.flush()
+        self._rounds.give_back_all("second signal" if self._signals > 1 else "the grace is over")
         self._end_process(EXIT_GRACE_OVER)
         return EXIT_GRACE_OVER
 

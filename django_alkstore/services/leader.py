@@ -138,14 +138,14 @@ class _Leader:
         self.patience = Patience("ticking", alias)
         self.renewed_at = clock.monotonic()
         self._reading = guard()
-        self._others = 0
-        """What others have committed by the time that the schedules were looked at; see `others_version`."""
+        self._others: int | None = None
+        """`others_version` just before the schedules were last looked at."""
 
     def lead(self) -> None:
         while not self.stop.is_set():
             seen = self.watch.version()
             try:
-                self._others = others_version(connections[self.alias])
+                self._others = self._others_version()
                 self._renew_and_tick()
                 self.upkeep.step()
                 due = self._soonest_us()
@@ -186,14 +186,18 @@ class _Leader:
             left = min(ends - clock.monotonic(), _seconds_until(due), renewal_in, self.longest_wait)
             if self.watch.wait(seen, max(0.0, left)):
                 seen = self.watch.version()
-                self._others = others_version(connections[self.alias])
+                self._others = self._others_version()
                 due = self._soonest_us()
                 self.stop.wait(max(0.0, min(SETTLE, _seconds_until(due))))
 
+    def _others_version(self) -> int:
+        with self._reading:
+            return others_version(connections[self.alias])
+
     def _without_own(self, seen: object) -> object:
-        """The version to wait from after a commit of its own, which is no news where nobody else has committed."""
+        """The present version, if nobody else has committed since the last look at the schedules; else `seen`."""
         now = self.watch.version()
-        if others_version(connections[self.alias]) != self._others:
+        if self._others_version() != self._others:
             return seen
         self.watch.forget()
         return now

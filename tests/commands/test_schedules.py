@@ -125,7 +125,7 @@ def test_a_standby_stops_at_a_signal_with_status_0(start: Start, number: signal.
     second.wait_for("stands by")
     second.signal(number)
     assert second.wait() == 0
-    assert "scheduler stood down: stopped while another led" in second.lines[-1]
+    assert "scheduler stopped: it stood by" in second.lines[-1]
     assert len(leaders()) == 1
 
 

@@ -10,7 +10,8 @@ from django.db import connections
 from django.db.backends.signals import connection_created
 from django.dispatch import receiver
 
-from django_alkstore import services
+from django_alkstore import services, signals
+from django_alkstore.models import Job
 from django_alkstore.registry import handler
 from django_alkstore.services import JobHandle
 from tests.ledger.models import Entry
@@ -72,6 +73,12 @@ def forks_meanwhile(job: JobHandle) -> None:
     assert _paused.wait(20)
     _forking.set()
     _fork_and_write()
+
+
+@receiver(signals.worker_stopped)
+def say_states(**kwargs: object) -> None:
+    """As one who listens, and may take long."""
+    sys.stderr.write(f"states at the stop: {sorted(Job.objects.values_list('state', flat=True))}\n")
 
 
 @handler("a/b:c@x+y-z._1")

@@ -292,6 +292,19 @@ def test_f041_a_fork_waits_until_the_worker_is_in_no_transaction(start: Start) -
     assert Entry.objects.filter(text="child").count() == 1, worker.output
 
 
+def test_f034_whoever_hears_that_the_worker_stopped_hears_it_before_jobs_are_given_back(
+    start: Start, tmp_path: Path
+) -> None:
+    """However long that one takes: nobody else runs what the process still does."""
+    job = services.enqueue("blocks", str(tmp_path / "never"))
+    worker = start("run_queue", "blocks", "--grace", "0", **HANDLERS)
+    wait_until(lambda: Entry.objects.filter(text="blocked").exists(), "it runs")
+    worker.signal(signal.SIGTERM)
+    assert worker.wait() == 1
+    assert "states at the stop: ['processing']" in worker.output
+    assert row(job.pk).state == "pending"
+
+
 def test_f052_a_worker_never_runs_a_job_before_its_commit_nor_after_a_rollback(start: Start) -> None:
     worker = start("run_queue", "finds", **HANDLERS)
     worker.wait_for("worker started")

@@ -110,12 +110,13 @@ def test_f104_a_traceback_a_thousand_frames_deep_keeps_both_its_ends(start: Star
 
 def test_f059_a_transaction_that_is_left_open_harms_no_other_job_and_is_never_committed(start: Start) -> None:
     kinds = ["broken transaction", "manual commit", "swallowed", "close in transaction", "savepoint", "close"]
-    kinds += ["open cursor", "manual commit", "broken transaction", "raw begin"]
+    kinds += ["open cursor", "manual commit", "broken transaction", "raw begin", "ack in raw begin"]
     jobs = run_with_a_fine_job_behind_each(start, kinds)
     assert not Entry.objects.exclude(text="fine").exists()
     assert {job.state for job in jobs.values()} <= {"completed", "dead"}
     assert jobs["savepoint"].state == "dead"
-    assert "left a transaction open" in jobs["raw begin"].errors[0]["error"]
+    for kind in ("raw begin", "ack in raw begin"):
+        assert "left a transaction open" in jobs[kind].errors[0]["error"], kind
     assert jobs["close"].state == "completed"
     assert jobs["open cursor"].state == "completed"
 

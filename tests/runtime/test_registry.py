@@ -6,6 +6,7 @@ from collections.abc import Iterator
 from datetime import timedelta
 from functools import partial, wraps
 from typing import Any
+from unittest.mock import Mock, patch
 
 import pytest
 from asgiref.sync import markcoroutinefunction
@@ -134,6 +135,25 @@ def test_what_cannot_be_called_with_a_job_is_refused(target: Any) -> None:
     with pytest.raises(InvalidOption, match=rf"queue q must take one argument, the job: .*{target.__name__}\("):
         handler("q")(target)
     assert registrations() == []
+
+
+def injecting(target: Any) -> Any:
+    @wraps(target)
+    def call(job: JobHandle) -> None:
+        target(job, "more")
+
+    return call
+
+
+class Unsigned:
+    __signature__ = 5
+
+    def __call__(self, job: JobHandle) -> None: ...
+
+
+@pytest.mark.parametrize("target", [injecting(takes_two), patch("os.getcwd")(takes_two), Unsigned(), Mock()])
+def test_what_a_decorated_function_takes_is_what_its_decorator_does(target: Any) -> None:
+    assert handler("q")(target) is target
 
 
 @pytest.mark.parametrize(

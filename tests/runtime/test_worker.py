@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 from django.db import connection
+from django.db.models.expressions import RawSQL
 
 from django_alkstore import clock
 from django_alkstore.models import Job
@@ -336,6 +337,13 @@ def test_f051_a_row_that_cannot_be_read_dies_with_its_reason_and_the_others_run(
         cursor.execute("SELECT last_error, attempts FROM django_alkstore_job WHERE id = %s", [ids[1]])
         reason, _ = cursor.fetchone()
     assert "payload" in reason
+
+
+def test_f051_a_moment_between_two_microseconds_holds_up_no_other_job(start: Start) -> None:
+    job, fine = enqueue("noop", None, delay=1), enqueue("noop", None, delay=1.5)
+    Job.objects.filter(pk=job.pk).update(run_at=RawSQL("run_at + 0.5", [], output_field=Job._meta.get_field("run_at")))
+    start("run_queue", "noop")
+    wait_for_state("completed", job.pk, fine.pk)
 
 
 @pytest.mark.parametrize("column", ["run_at", "lease_expires_at"])
