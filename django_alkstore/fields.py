@@ -13,7 +13,6 @@ from django.db.models.expressions import (
     CombinedExpression,
     DurationExpression,
     ExpressionList,
-    ResolvedOuterRef,
     register_combinable_fields,
 )
 from django.utils.dateparse import parse_datetime
@@ -68,10 +67,10 @@ class InstantField(_Instant):  # type: ignore[type-arg]  # the plugin fills them
 
     def get_prep_value(self, value: Any) -> Any:
         value = super().get_prep_value(value)
-        if isinstance(value, (datetime, str)):
-            moment = self.to_python(value)
-            return None if moment is None else to_us(moment)
-        return value
+        if value is None or isinstance(value, int):
+            return value
+        moment = self.to_python(value)
+        return None if moment is None else to_us(moment)
 
     def value_to_string(self, obj: models.Model) -> str:
         value = self.value_from_object(obj)
@@ -121,7 +120,7 @@ def _as_instant(expression: Any) -> Any:
             return made
     field = _type_of(expression)
     is_instant = isinstance(field, InstantField) and not isinstance(expression, DurationExpression)
-    if is_instant or isinstance(expression, ResolvedOuterRef):  # which has a type once the query around it is made
+    if is_instant or isinstance(expression, models.F):  # of a query around this one: it has a type once that is made
         return expression
     raise FieldError(
         f"a moment cannot be set to, or compared with, {expression!r} of type {type(field).__name__}: it takes an "
@@ -162,23 +161,55 @@ class _OfInstants(lookups.Lookup):
 
     def get_prep_lookup(self) -> Any:
         prepared = super().get_prep_lookup()
-        if isinstance(prepared, ExpressionList):
-            return ExpressionList(
-                *(each if _is_prepared(each) else _as_instant(each) for each in prepared.source_expressions)
-            )
-        return _as_instant(prepared) if hasattr(prepared, "as_sql") else prepared
+        return _all_instants(prepared) if hasattr(prepared, "as_sql") else prepared
+
+    def process_rhs(self, compiler: "SQLCompiler", connection: BaseDatabaseWrapper) -> Any:
+        if hasattr(self.rhs, "as_sql"):
+            _all_instants(self.rhs)  # by now a reference to a query around this one has a type
+        return super().process_rhs(compiler, connection)
 
 
-for _lookup in (
-    lookups.Exact,
-    lookups.GreaterThan,
-    lookups.GreaterThanOrEqual,
-    lookups.LessThan,
-    lookups.LessThanOrEqual,
-    lookups.In,
-    lookups.Range,
-):
-    InstantField.register_lookup(type(f"Instant{_lookup.__name__}", (_OfInstants, _lookup), {}))
+def _all_instants(expression: Any) -> Any:
+    if not isinstance(expression, ExpressionList):
+        return _as_instant(expression)
+    return ExpressionList(
+        *(each if _is_prepared(each) else _as_instant(each) for each in expression.source_expressions)
+    )
+
+
+@InstantField.register_lookup
+class _Exact(_OfInstants, lookups.Exact):
+    pass
+
+
+@InstantField.register_lookup
+class _GreaterThan(_OfInstants, lookups.GreaterThan):
+    pass
+
+
+@InstantField.register_lookup
+class _GreaterThanOrEqual(_OfInstants, lookups.GreaterThanOrEqual):
+    pass
+
+
+@InstantField.register_lookup
+class _LessThan(_OfInstants, lookups.LessThan):
+    pass
+
+
+@InstantField.register_lookup
+class _LessThanOrEqual(_OfInstants, lookups.LessThanOrEqual):
+    pass
+
+
+@InstantField.register_lookup
+class _In(_OfInstants, lookups.In):
+    pass
+
+
+@InstantField.register_lookup
+class _Range(_OfInstants, lookups.Range):
+    pass
 
 
 class JSONTextField(_JSON):

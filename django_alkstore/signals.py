@@ -111,7 +111,7 @@ def _log(event: Signal, level: int, say: Callable[..., str]) -> None:
 
 
 def _listed(names: Sequence[str]) -> str:
-    return ", ".join(describe_queue(name) for name in names)
+    return ", ".join(describe_queue(name) for name in names) or "no queue"
 
 
 _LISTED = 10
@@ -196,7 +196,7 @@ _log(
     job_raised_late,
     logging.WARNING,
     lambda job, error, traceback: (
-        f"{_job(job)} was settled by its handler, which then raised {_short(error)}{_behind(traceback)}"
+        f"{_job(job)} was settled by its handler, and then failed: {_short(error)}{_behind(traceback)}"
     ),
 )
 _log(job_snoozed, logging.INFO, lambda job, delay: f"snoozed {_job(job)} for {delay:g} s")

@@ -1,5 +1,6 @@
 """Running one handler: whatever it does, what comes back is an ending."""
 
+import os
 import threading
 from collections.abc import Awaitable, Callable, Sequence
 from contextlib import suppress
@@ -53,6 +54,15 @@ def perform(
     return Ending(outcome, clock.monotonic() - started, by_database)
 
 
+def end_forked_child(process: int) -> None:
+    """End a child that the handler has forked and let fall through: it is no worker.
+
+    Before anything is written, or rolled back: SQLite's connections are its parent's, and its locks it has not.
+    """
+    if os.getpid() != process:
+        os._exit(0)
+
+
 def _run_in_transaction(registration: Registration, job: JobHandle) -> Outcome | None:
     """The handler's rows and the ack commit together; what is left to write.
 
@@ -61,12 +71,16 @@ def _run_in_transaction(registration: Registration, job: JobHandle) -> Outcome |
     and no attempt is spent.
     """
     running = False
+    process = os.getpid()
     try:
         with turn(job.using, busy_timeout(job.using)), transaction.atomic(using=job.using):
             if not job.hold(registration.time_limit):
                 return RELEASE  # another has the job by now: the handler has not run, and nothing is to be written
             running = True
-            run_to_end(registration.target, job)
+            try:
+                run_to_end(registration.target, job)
+            finally:
+                end_forked_child(process)
             job.finish()
     except OperationalError as error:
         if running or not is_contention(job.using, error):

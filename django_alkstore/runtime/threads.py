@@ -14,7 +14,7 @@ from django_alkstore import clock, signals
 from django_alkstore.dialects import dialect_of
 from django_alkstore.registry import Registration
 from django_alkstore.runtime.hosting import Host
-from django_alkstore.runtime.perform import Ending, perform, tidy_connections
+from django_alkstore.runtime.perform import Ending, end_forked_child, perform, tidy_connections
 from django_alkstore.services import JobHandle
 from django_alkstore.services.outcomes import ACK, retry
 
@@ -174,8 +174,7 @@ class Threads:
             self.started += 1
             signals.emit(signals.job_started, job=run.job)
             ending = perform(run.registration, run.job, host.run)
-            if os.getpid() != self._process:
-                os._exit(0)  # a child that the handler forked and let fall through: no worker, and nothing to write
+            end_forked_child(self._process)
             if run.connection is not None:
                 with self._cutting:
                     connection, run.connection = run.connection, None

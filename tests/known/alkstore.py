@@ -1,8 +1,10 @@
 """Handlers for the tests of known failures: for child processes with `tests.known` among their apps."""
 
 import os
+import sqlite3
 import sys
 import threading
+from contextlib import closing
 from pathlib import Path
 from typing import Any
 
@@ -73,6 +75,21 @@ def forks_meanwhile(job: JobHandle) -> None:
     assert _paused.wait(20)
     _forking.set()
     _fork_and_write()
+
+
+@handler("falls_through", atomic=True)
+def falls_through(job: JobHandle) -> None:
+    """Lets a child return from it, and looks whether that has ended its parent's transaction."""
+    Entry.objects.create(text="in the transaction")
+    child = os.fork()
+    if child == 0:
+        if job.payload == "raises":
+            raise ValueError("in the child")
+        return
+    assert os.waitpid(child, 0)[1] == 0
+    with closing(sqlite3.connect(connections["default"].settings_dict["NAME"])) as other:
+        assert other.execute("SELECT count(*) FROM ledger_entry").fetchone() == (0,)
+    assert Entry.objects.count() == 1
 
 
 @receiver(signals.worker_stopped)

@@ -292,6 +292,18 @@ def test_f041_a_fork_waits_until_the_worker_is_in_no_transaction(start: Start) -
     assert Entry.objects.filter(text="child").count() == 1, worker.output
 
 
+@pytest.mark.parametrize("ending", ["returns", "raises"])
+def test_f041_a_child_that_falls_through_an_atomic_handler_writes_nothing(start: Start, ending: str) -> None:
+    job = services.enqueue("falls_through", ending, max_attempts=1)
+    worker = start("run_queue", "falls_through", **HANDLERS)
+    worker.wait_for(f"job {job.pk}")
+    assert f"completed job {job.pk}" in worker.output  # by its parent
+    assert row(job.pk).state == "completed"
+    assert Entry.objects.count() == 1
+    with closing(sqlite3.connect(database())) as raw:
+        assert raw.execute("PRAGMA integrity_check").fetchone() == ("ok",)
+
+
 def test_f034_whoever_hears_that_the_worker_stopped_hears_it_before_jobs_are_given_back(
     start: Start, tmp_path: Path
 ) -> None:

@@ -1,10 +1,13 @@
 """The moments of the tables in the ORM: compared, added to, and never stored as anything but microseconds."""
 
+import pickle
 from datetime import UTC, datetime, timedelta
+from decimal import Decimal
 from typing import Any
 
 import pytest
-from django.core.exceptions import FieldError
+from django.contrib.auth.models import User
+from django.core.exceptions import FieldError, ValidationError
 from django.db import connection, transaction
 from django.db.models import BigIntegerField, Case, Exists, ExpressionWrapper, F, Max, OuterRef, Subquery, Value, When
 from django.db.models.expressions import RawSQL
@@ -184,6 +187,35 @@ def test_two_moments_are_a_duration_apart(job: Job) -> None:
     assert waits.values_list("wait", "half").get() == (HOUR, AT + HOUR / 2)
     assert waits.filter(half__lt=F("run_at"), wait=HOUR).exists()
     assert waits.aggregate(latest=Max("half"))["latest"] == AT + HOUR / 2
+
+
+@pytest.mark.parametrize(
+    "value", [AT.date(), AT.time(), 5.5, Decimal("1.5"), b"x", "", "soon", datetime(2026, 1, 1), HOUR, []]
+)
+def test_a_value_that_is_no_moment_is_refused(job: Job, value: Any) -> None:
+    for ask in (
+        lambda: Job.objects.filter(created_at__lt=value).exists(),
+        lambda: Job.objects.filter(created_at__range=(AT, value)).exists(),
+        lambda: Job.objects.update(expires_at=value),
+        lambda: Job.objects.update(expires_at=Value(value, output_field=Job._meta.get_field("run_at"))),
+        lambda: Job(queue="q", payload=None, max_attempts=1, run_at=value, created_at=AT).save(),
+    ):
+        with pytest.raises(ValidationError), transaction.atomic():
+            ask()
+
+
+def test_a_query_can_be_pickled(job: Job) -> None:
+    for condition in ({"run_at__gt": AT}, {"run_at": FAR}, {"run_at__range": (AT, Now() + HOUR * 10**6)}):
+        found = Job.objects.filter(**condition)
+        again = Job.objects.all()
+        again.query = pickle.loads(pickle.dumps(found.query))
+        assert [each.pk for each in again] == [job.pk]
+        assert [each.pk for each in pickle.loads(pickle.dumps(found))] == [job.pk]
+
+
+def test_a_moment_of_another_kind_in_the_query_around_it_is_refused(job: Job) -> None:
+    with pytest.raises(FieldError):
+        User.objects.filter(Exists(Job.objects.filter(created_at__gt=OuterRef("date_joined")))).exists()
 
 
 def test_what_only_a_datetime_column_can_do_is_an_error(job: Job) -> None:

@@ -22,7 +22,7 @@ WARNINGS = (
     (re.compile(r"lost the lease on job \d+ in "), "leases lost"),
     (re.compile(r"the lease on job \d+ in .* ran out"), "leases run out"),
     # `own` raises after its commit.
-    (re.compile(r"job \d+ in .* was settled by its handler, which then raised"), "raised after settling"),
+    (re.compile(r"job \d+ in .* was settled by its handler, and then failed"), "raised after settling"),
     # Terminated twice, while it was freeing the leadership or before it could.
     (re.compile(r"scheduler cut off at a second signal"), "schedulers cut off"),
     # The writer lock was held for longer than the busy timeout. Any other trouble is a fault.
