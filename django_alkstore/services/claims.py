@@ -157,7 +157,7 @@ def sweep(queue: str | None = None, *, using: str | None = None) -> int:
     alias = resolve_alias(using)
     if queue is not None:
         return sweep_whole_queue(alias, validate_name("queue", queue))
-    # Under the writer lock, for a caller's transaction: one that has read cannot write once another has.
+    # Read under the writer lock: in a caller's transaction, one that has read first cannot write once another has.
     queues = write_operations(alias, lambda db: db.live_queues())
     return sum(sweep_whole_queue(alias, name) for name in queues)
 

@@ -249,7 +249,8 @@ class _Examination:
                 text = f"{title}: the oldest due job has waited {age(waited)}, more than {age(self.limits.max_age)}"
                 self.health.error("overdue", text, queue)
             self._look_at_leases(queue, now)
-        for queue in dict.fromkeys(self.queues):  # a misspelt one would look healthy
+        # One that was named, with nothing in it and nobody there, may be misspelt, and would look healthy.
+        for queue in dict.fromkeys(self.queues):
             if moments[queue] is None and queue not in served:
                 text = f"{describe_queue(queue)}: no job waits in it, and no live worker is there for it"
                 self.health.warning("no_worker", text, queue)
