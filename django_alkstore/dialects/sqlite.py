@@ -367,7 +367,7 @@ class DataVersion:
 def _whole(moment: Any) -> int | None:
     """A column's earliest moment, whatever else has written it. What is no number lies behind all that are."""
     if isinstance(moment, float):
-        return math.ceil(moment) if moment < LAST_US else None
+        return math.ceil(moment) if abs(moment) < LAST_US else None
     return moment if isinstance(moment, int) else None
 
 

@@ -41,9 +41,10 @@ def perform(
     started = clock.monotonic()
     outcome: Outcome | None = ACK
     by_database = False
+    process = os.getpid()
     try:
         if registration.atomic:
-            outcome = _run_in_transaction(registration, job)
+            outcome = _run_in_transaction(registration, job, process)
         else:
             run_to_end(registration.target, job, await_result)
     except BaseException as error:  # noqa: BLE001  SystemExit and its kind end the attempt, not the worker
@@ -51,10 +52,11 @@ def perform(
         by_database = issubclass(type(error), DatabaseError)  # past what it says that it is
     else:
         outcome = None if job.settled else outcome
+    _end_forked_child(process)
     return Ending(outcome, clock.monotonic() - started, by_database)
 
 
-def end_forked_child(process: int) -> None:
+def _end_forked_child(process: int) -> None:
     """End a child that the handler has forked and let fall through: it is no worker.
 
     Before anything is written, or rolled back: SQLite's connections are its parent's, and its locks it has not.
@@ -63,7 +65,7 @@ def end_forked_child(process: int) -> None:
         os._exit(0)
 
 
-def _run_in_transaction(registration: Registration, job: JobHandle) -> Outcome | None:
+def _run_in_transaction(registration: Registration, job: JobHandle, process: int) -> Outcome | None:
     """The handler's rows and the ack commit together; what is left to write.
 
     The transaction takes the writer lock first: a handler that read and then wrote would otherwise be refused
@@ -71,7 +73,6 @@ def _run_in_transaction(registration: Registration, job: JobHandle) -> Outcome |
     and no attempt is spent.
     """
     running = False
-    process = os.getpid()
     try:
         with turn(job.using, busy_timeout(job.using)), transaction.atomic(using=job.using):
             if not job.hold(registration.time_limit):
@@ -80,7 +81,7 @@ def _run_in_transaction(registration: Registration, job: JobHandle) -> Outcome |
             try:
                 run_to_end(registration.target, job)
             finally:
-                end_forked_child(process)
+                _end_forked_child(process)
             job.finish()
     except OperationalError as error:
         if running or not is_contention(job.using, error):

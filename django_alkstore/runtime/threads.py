@@ -1,6 +1,5 @@
 """The threads that run handlers, and the two lists through which they meet the worker's rounds."""
 
-import os
 import threading
 from collections import deque
 from collections.abc import Callable, Iterable
@@ -14,7 +13,7 @@ from django_alkstore import clock, signals
 from django_alkstore.dialects import dialect_of
 from django_alkstore.registry import Registration
 from django_alkstore.runtime.hosting import Host
-from django_alkstore.runtime.perform import Ending, end_forked_child, perform, tidy_connections
+from django_alkstore.runtime.perform import Ending, perform, tidy_connections
 from django_alkstore.services import JobHandle
 from django_alkstore.services.outcomes import ACK, retry
 
@@ -51,7 +50,6 @@ class Threads:
     def __init__(self, count: int, relieve: Callable[[], bool], ring: Callable[[], None]) -> None:
         """`relieve` lets a thread that has ended a job do the loop's work; `False`: `ring`, and the loop does it."""
         self.count = count
-        self._process = os.getpid()
         self._relieve = relieve
         self._ring = ring
         self._waiting: dict[Run, None] = {}
@@ -174,7 +172,6 @@ class Threads:
             self.started += 1
             signals.emit(signals.job_started, job=run.job)
             ending = perform(run.registration, run.job, host.run)
-            end_forked_child(self._process)
             if run.connection is not None:
                 with self._cutting:
                     connection, run.connection = run.connection, None

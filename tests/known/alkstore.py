@@ -13,6 +13,7 @@ from django.db.backends.signals import connection_created
 from django.dispatch import receiver
 
 from django_alkstore import services, signals
+from django_alkstore.dialects import forks as library_forks
 from django_alkstore.models import Job
 from django_alkstore.registry import handler
 from django_alkstore.services import JobHandle
@@ -46,6 +47,8 @@ def _fork_and_write() -> None:
             os._exit(0)
     os.waitpid(child, 0)
 
+
+library_forks.LONGEST_WAIT = 60.0  # a stall of this machine is no fault
 
 _pausing = threading.Event()
 _paused = threading.Event()

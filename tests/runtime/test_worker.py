@@ -362,6 +362,14 @@ def test_f051_a_moment_that_is_no_number_holds_up_no_other_job(start: Start, col
     assert next_claim_at("noop") is None
 
 
+@pytest.mark.parametrize("moment", ["-9e999", "9e999"])
+def test_f051_an_infinite_moment_is_none(moment: str) -> None:
+    job = enqueue("noop", None)
+    with connection.cursor() as cursor:
+        cursor.execute(f"UPDATE django_alkstore_job SET run_at = {moment} WHERE id = %s", [job.pk])
+    assert next_claim_at("noop") is None
+
+
 def test_f051_a_failure_is_recorded_on_a_history_that_cannot_be_read(start: Start) -> None:
     job = enqueue("fail", "x", max_attempts=1)
     with connection.cursor() as cursor:

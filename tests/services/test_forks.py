@@ -44,7 +44,8 @@ def is_free(lock: threading.RLock) -> bool:  # type: ignore[valid-type]
     return found[0]
 
 
-def test_a_fork_waits_for_a_guard_that_another_thread_has() -> None:
+def test_a_fork_waits_for_a_guard_that_another_thread_has(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(forks, "LONGEST_WAIT", 60.0)
     guard = forks.guard()
     with held_elsewhere(guard) as let_go:
         threading.Timer(0.05, let_go.set).start()
