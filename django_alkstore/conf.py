@@ -40,6 +40,8 @@ class Settings(NamedTuple):
     """Seconds; 0 deletes a job when it is acked, `None` keeps it for ever."""
     keep_dead: float | None = None
     queues: Mapping[str, JobDefaults] = MappingProxyType({})
+    liveness: bool = True
+    """False: leases alone decide when a killed worker's jobs run again."""
 
     def defaults_for(self, queue: str) -> JobDefaults:
         """What is stamped on the jobs of a queue, or of an outbox's queue, that leave it out."""
@@ -114,6 +116,12 @@ def _queues(where: str, value: object) -> dict[str, JobDefaults]:
     return {name: job_defaults(f"{where}[{name!r}]", given) for name, given in value.items()}
 
 
+def _boolean(where: str, value: object) -> bool:
+    if not isinstance(value, bool):
+        raise InvalidOption(f"{where} must be True or False, not {shown(value)}")
+    return value
+
+
 _READERS: dict[str, Callable[[str, object], Any]] = {
     "DATABASE": _database,
     "JSON_ENCODER": _json_encoder,
@@ -122,6 +130,7 @@ _READERS: dict[str, Callable[[str, object], Any]] = {
     "KEEP_COMPLETED": lambda where, value: _duration(where, value, zero=True, none=True),
     "KEEP_DEAD": lambda where, value: _duration(where, value, zero=True, none=True),
     "QUEUES": _queues,
+    "LIVENESS": _boolean,
 }
 
 

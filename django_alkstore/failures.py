@@ -10,6 +10,7 @@ MAX_TEXT = 10_000
 _MARK = " … [cut] … "
 
 LEASE_EXPIRED = "lease expired"
+WORKER_DIED = "worker died"
 EXPIRED = "expired"
 TIME_LIMIT = "time limit"
 

@@ -69,6 +69,9 @@ class Job(models.Model):
     fence = models.PositiveBigIntegerField(default=0, help_text="Grows with each claim; names the claim.")
     worker_id = models.CharField(max_length=255, null=True, help_text="Who holds the lease.")
     lease_expires_at = InstantField(null=True)
+    liveness = models.CharField(
+        max_length=64, null=True, help_text="The liveness file under which the latest claim was made."
+    )
     unique_key = models.CharField(max_length=255, null=True, help_text="At most one live job of the queue has it.")
     schedule = models.CharField(max_length=names.MAX_LENGTH, null=True, help_text="The schedule that fired it.")
     fire_at = InstantField(null=True, help_text="The boundary that it was fired for.")
@@ -76,6 +79,9 @@ class Job(models.Model):
     last_error = models.TextField(null=True)
     created_at = InstantField()
     finished_at = InstantField(null=True)
+    started_at = InstantField(null=True, help_text="The claim of the first attempt.")
+    last_attempted_at = InstantField(null=True, help_text="The claim of the latest attempt.")
+    worker_ids = JSONTextField(default=list, help_text="Who made each counted attempt; the last 20 at most.")
 
     objects = JobQuerySet.as_manager()
 
@@ -139,6 +145,9 @@ class Lock(models.Model):
     owner = models.CharField(max_length=255)
     acquired_at = InstantField()
     expires_at = InstantField()
+    liveness = models.CharField(
+        max_length=64, null=True, help_text="The liveness file of the scheduler or worker that holds it."
+    )
 
     def __str__(self) -> str:
         return f"lock {self.name}"

@@ -1,6 +1,9 @@
 """The name rule, the reserved prefix, and the names derived from it."""
 
+import os
 import re
+import socket
+import uuid
 from functools import lru_cache
 
 from django_alkstore.exceptions import InvalidName, ReservedName
@@ -44,6 +47,11 @@ def _check(kind: str, name: str) -> None:
         raise InvalidName(f"{kind} name {name!r} has {name[position]!a} at position {position}; allowed are {_RULE}")
     if name.startswith(RESERVED_PREFIX):
         raise ReservedName(f"{kind} name {name!r} begins with {RESERVED_PREFIX!r}, which belongs to the library")
+
+
+def unique_owner() -> str:
+    """A name that nobody else has: host, process, and a random part for this one use."""
+    return f"{socket.gethostname()[:64]}:{os.getpid()}:{uuid.uuid4().hex[:SHORT_ID_LENGTH]}"
 
 
 def outbox_queue(outbox: str) -> str:

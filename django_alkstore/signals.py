@@ -32,6 +32,7 @@ job_raised_late = Signal()  # job, error, traceback: after the handler had settl
 job_snoozed = Signal()  # job, delay
 lease_lost = Signal()  # job, what, traceback
 job_lapsed = Signal()  # job_id, queue, dead
+job_abandoned = Signal()  # job_id, queue, worker_id, dead: its worker died
 job_expired = Signal()  # job_id, queue
 job_unreadable = Signal()  # job_id, queue, reason
 leader_elected = Signal()  # database, pid, owner
@@ -212,6 +213,14 @@ _log(
     logging.WARNING,
     lambda job_id, queue, dead: (
         f"the lease on job {job_id} in {describe_queue(queue)} ran out; "
+        + ("dead, its attempts are spent" if dead else "claimable again")
+    ),
+)
+_log(
+    job_abandoned,
+    logging.WARNING,
+    lambda job_id, queue, worker_id, dead: (
+        f"worker {worker_id} died while it held job {job_id} in {describe_queue(queue)}; "
         + ("dead, its attempts are spent" if dead else "claimable again")
     ),
 )

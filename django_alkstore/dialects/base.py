@@ -90,6 +90,20 @@ class LapsedJob(NamedTuple):
     errors: bytes
 
 
+class AbandonedJob(NamedTuple):
+    """A processing job whose worker is dead."""
+
+    id: int
+    fence: int
+    queue: str
+    attempts: int
+    max_attempts: int
+    run_at: int
+    backoff_base: float
+    errors: bytes
+    last_error: bytes | None
+
+
 class ExpiredJob(NamedTuple):
     """A pending job whose `expires_at` has passed."""
 
@@ -157,8 +171,10 @@ class Operations(ABC):
     # Jobs out
 
     @abstractmethod
-    def claim(self, queue: str, worker_id: str, limit: int, now: int) -> list[ClaimedJob]:
+    def claim(self, queue: str, worker_id: str, limit: int, now: int, liveness: str | None = None) -> list[ClaimedJob]:
         """Lease up to `limit` due jobs of the highest priority that has any; return them by `run_at`, id.
+
+        `liveness`: the liveness file in which the worker holds its byte.
 
         Leases nothing while the queue holds a lapsed lease or an expired job: those are put right first, so
         that they take their place in the order. *One statement.*
@@ -189,6 +205,14 @@ class Operations(ABC):
     @abstractmethod
     def lapsed(self, queue: str, now: int, limit: int) -> list[LapsedJob]:
         """Up to `limit` jobs of the queue whose lease has run out, the longest first."""
+
+    @abstractmethod
+    def claiming_workers(self, liveness: str) -> list[str]:
+        """The worker ids of the processing jobs that were claimed under this liveness file."""
+
+    @abstractmethod
+    def abandoned(self, worker_id: str, liveness: str, limit: int) -> list[AbandonedJob]:
+        """Up to `limit` processing jobs that this worker claimed under this liveness file."""
 
     @abstractmethod
     def expired(self, queue: str, now: int, limit: int) -> list[ExpiredJob]:
@@ -236,8 +260,10 @@ class Operations(ABC):
     # Locks
 
     @abstractmethod
-    def acquire_lock(self, name: str, owner: str, now: int, expires_at: int, token: int) -> int | None:
-        """Take a lock that is free or has lapsed; `None` where it is held.
+    def acquire_lock(
+        self, name: str, owner: str, now: int, expires_at: int, token: int, liveness: str | None = None
+    ) -> int | None:
+        """Take a lock that is free or has lapsed; `None` if it is held.
 
         Returns its token: `token`, or more where the database has given out one as great.
         """

@@ -4,6 +4,7 @@ Every writing text begins with INSERT, UPDATE or DELETE and not with WITH: Pytho
 transaction of `set_autocommit(False)` before those only.
 """
 
+import json
 import math
 import os
 import sqlite3
@@ -19,6 +20,7 @@ from django.db.backends.base.base import BaseDatabaseWrapper
 
 from django_alkstore.clock import LAST_US
 from django_alkstore.dialects.base import (
+    AbandonedJob,
     Change,
     Claim,
     ClaimedJob,
@@ -56,8 +58,8 @@ TAKE_WRITER_LOCK = f"UPDATE {LOCK} SET owner = owner WHERE 0"
 
 # DO NOTHING without a target: whichever unique index says no. (It does not cover the other constraints.)
 INSERT_JOB = f"""
-INSERT INTO {JOB} ({", ".join(NewJob._fields)}, state, attempts, fence, errors)
-VALUES ({", ".join(["%s"] * len(NewJob._fields))}, 'pending', 0, 0, '[]')
+INSERT INTO {JOB} ({", ".join(NewJob._fields)}, state, attempts, fence, errors, worker_ids)
+VALUES ({", ".join(["%s"] * len(NewJob._fields))}, 'pending', 0, 0, '[]', '[]')
 ON CONFLICT DO NOTHING
 """
 
@@ -66,11 +68,26 @@ LIVE_JOB = f"""
 SELECT id FROM {JOB} WHERE queue = %s AND unique_key = %s AND state IN ('pending', 'processing')
 """
 
+MAX_WORKER_IDS = 20
+
+# A JSON list with one more text, `joined`. Short lists grow as text: SQLite's JSON functions cost more, and fail the
+# whole statement if another program has damaged the list.
+WORKER_IDS = f"""CASE
+    WHEN attempts = 0 THEN '[' || %(joined)s
+    WHEN attempts < {MAX_WORKER_IDS} AND worker_ids <> '[]' THEN rtrim(worker_ids, ']') || ',' || %(joined)s
+    WHEN NOT json_valid(worker_ids) OR worker_ids = '[]' THEN '[' || %(joined)s
+    WHEN json_array_length(worker_ids) < {MAX_WORKER_IDS} THEN rtrim(worker_ids, ']') || ',' || %(joined)s
+    ELSE rtrim(json_remove(worker_ids, '$[0]'), ']') || ',' || %(joined)s
+  END"""
+
 # One walk of the claim index. The priority is chosen first, by stepping down the distinct priorities to the
 # first that has a due job, so that delayed jobs of a higher one cost one step and not one each.
 CLAIM = f"""
 UPDATE {JOB} SET
   state = 'processing', attempts = attempts + 1, fence = fence + 1, worker_id = %(worker_id)s,
+  liveness = %(liveness)s, last_attempted_at = %(now)s,
+  started_at = CASE WHEN attempts = 0 THEN %(now)s ELSE started_at END,
+  worker_ids = {WORKER_IDS},
   lease_expires_at = min(%(now)s + CAST(round(visibility_timeout * 1000000) AS INTEGER), {LAST_US})
 WHERE id IN (
   SELECT id FROM {JOB}
@@ -111,7 +128,10 @@ BURY = f"""
 UPDATE {JOB} SET state = 'dead', {LET_GO}, errors = %s, last_error = %s, finished_at = %s WHERE {HELD}
 """
 GIVE_BACK = f"""
-UPDATE {JOB} SET state = 'pending', {LET_GO}, attempts = attempts - 1, run_at = coalesce(%s, run_at)
+UPDATE {JOB} SET state = 'pending', {LET_GO}, attempts = attempts - 1, run_at = coalesce(%s, run_at),
+  started_at = CASE WHEN attempts > 1 THEN started_at END,
+  last_attempted_at = CASE WHEN attempts > 1 THEN last_attempted_at END,
+  worker_ids = CASE WHEN attempts > 1 AND json_valid(worker_ids) THEN json_remove(worker_ids, '$[#-1]') ELSE '[]' END
 WHERE {HELD}
 """
 RENEW = f"UPDATE {JOB} SET lease_expires_at = %s WHERE {HELD}"
@@ -120,6 +140,17 @@ RENEW = f"UPDATE {JOB} SET lease_expires_at = %s WHERE {HELD}"
 LAPSED = f"""
 SELECT id, attempts, CAST(max_attempts AS INTEGER), CAST(errors AS BLOB) FROM {JOB}
 WHERE queue = %s AND state = 'processing' AND lease_expires_at <= %s ORDER BY lease_expires_at LIMIT %s
+"""
+# The index by name: it holds the processing jobs alone, and nothing tells the planner that they are few.
+CLAIMING_WORKERS = f"""
+SELECT DISTINCT CAST(worker_id AS BLOB) FROM {JOB} INDEXED BY alkstore_job_lease
+WHERE state = 'processing' AND liveness = %s
+"""
+ABANDONED = f"""
+SELECT id, fence, CAST(queue AS BLOB), attempts, CAST(max_attempts AS INTEGER), run_at, backoff_base,
+  CAST(errors AS BLOB), CAST(last_error AS BLOB)
+FROM {JOB} INDEXED BY alkstore_job_lease
+WHERE state = 'processing' AND worker_id = %s AND liveness = %s LIMIT %s
 """
 EXPIRED = f"""
 SELECT {_columns(ExpiredJob._fields, "errors")} FROM {JOB}
@@ -134,7 +165,8 @@ UPDATE {JOB} SET state = 'cancelled', {LET_GO}, finished_at = %s WHERE id = %s A
 """
 # OR IGNORE: a taken unique key leaves the row as it is, and the transaction whole.
 REQUEUE = f"""
-UPDATE OR IGNORE {JOB} SET state = 'pending', run_at = %s, attempts = 0, expires_at = NULL, finished_at = NULL
+UPDATE OR IGNORE {JOB} SET state = 'pending', run_at = %s, attempts = 0, expires_at = NULL, finished_at = NULL,
+  worker_ids = '[]'
 WHERE id = %s AND state IN ('dead', 'cancelled')
 """
 RUN_NOW = f"UPDATE {JOB} SET run_at = %s WHERE id = %s AND state = 'pending' AND run_at > %s"
@@ -208,9 +240,9 @@ FROM (
 
 FREE_LAPSED_LOCK = f"DELETE FROM {LOCK} WHERE name = %s AND expires_at <= %s"
 INSERT_LOCK = f"""
-INSERT INTO {LOCK} (token, name, owner, acquired_at, expires_at)
+INSERT INTO {LOCK} (token, name, owner, acquired_at, expires_at, liveness)
 VALUES (
-  max(%s, 1 + coalesce((SELECT seq FROM sqlite_sequence WHERE name = '{Lock._meta.db_table}'), 0)), %s, %s, %s, %s
+  max(%s, 1 + coalesce((SELECT seq FROM sqlite_sequence WHERE name = '{Lock._meta.db_table}'), 0)), %s, %s, %s, %s, %s
 ) ON CONFLICT DO NOTHING
 """
 
@@ -228,6 +260,12 @@ def _ack_text(count: int, *, delete: bool) -> str:
     held = f"({HELD})"
     action = f"DELETE FROM {JOB}" if delete else f"UPDATE {JOB} SET state = 'completed', {LET_GO}, finished_at = %s"
     return f"{action} WHERE {' OR '.join([held] * count)} RETURNING id"
+
+
+@lru_cache(maxsize=64)
+def _joined(worker_id: str) -> str:
+    """The id as the last element of a JSON list."""
+    return json.dumps(worker_id) + "]"
 
 
 _MAX_ACKS = 100
@@ -279,12 +317,19 @@ def _takes_writer_lock(raw: sqlite3.Connection) -> bool:
     return True
 
 
+def database_path(connection: BaseDatabaseWrapper) -> Path | None:
+    """The file that the settings name, which need not exist; `None` for a database in memory. Does not connect."""
+    if connection.is_in_memory_db():  # type: ignore[attr-defined]
+        return None
+    name = str(connection.settings_dict["NAME"])
+    return Path(unquote(urlsplit(name).path) if name.startswith("file:") else name)
+
+
 def is_missing(connection: BaseDatabaseWrapper) -> bool:
     """Is there no file? Asked before connecting, which would make one. A database in memory needs none."""
-    if connection.is_in_memory_db():  # type: ignore[attr-defined]
+    path = database_path(connection)
+    if path is None:
         return False
-    name = str(connection.settings_dict["NAME"])
-    path = Path(unquote(urlsplit(name).path) if name.startswith("file:") else name)
     try:
         return not path.exists()
     except OSError:
@@ -389,8 +434,16 @@ class SQLiteOperations(Operations):
         row = self.cursor.fetchone()
         return None if row is None else row[0]
 
-    def claim(self, queue: str, worker_id: str, limit: int, now: int) -> list[ClaimedJob]:
-        self.cursor.execute(CLAIM, {"queue": queue, "worker_id": worker_id, "limit": limit, "now": now})
+    def claim(self, queue: str, worker_id: str, limit: int, now: int, liveness: str | None = None) -> list[ClaimedJob]:
+        params = {
+            "queue": queue,
+            "worker_id": worker_id,
+            "joined": _joined(worker_id),
+            "limit": limit,
+            "now": now,
+            "liveness": liveness,
+        }
+        self.cursor.execute(CLAIM, params)
         claimed = [ClaimedJob._make(row) for row in self.cursor.fetchall()]
         if len(claimed) > 1:  # RETURNING promises no order
             claimed.sort(key=lambda job: (job.run_at, job.id))
@@ -424,6 +477,15 @@ class SQLiteOperations(Operations):
     def lapsed(self, queue: str, now: int, limit: int) -> list[LapsedJob]:
         self.cursor.execute(LAPSED, (queue, now, limit))
         return [LapsedJob._make(row) for row in self.cursor.fetchall()]
+
+    def claiming_workers(self, liveness: str) -> list[str]:
+        self.cursor.execute(CLAIMING_WORKERS, (liveness,))
+        return [row[0].decode(errors="replace") for row in self.cursor.fetchall()]
+
+    def abandoned(self, worker_id: str, liveness: str, limit: int) -> list[AbandonedJob]:
+        self.cursor.execute(ABANDONED, (worker_id, liveness, limit))
+        found = [AbandonedJob._make(row) for row in self.cursor.fetchall()]
+        return [job._replace(queue=job.queue.decode(errors="replace")) for job in found]  # type: ignore[attr-defined]
 
     def expired(self, queue: str, now: int, limit: int) -> list[ExpiredJob]:
         self.cursor.execute(EXPIRED, (queue, now, limit))
@@ -464,9 +526,11 @@ class SQLiteOperations(Operations):
         self.cursor.execute(COUNT_QUEUES, {"now": now})
         return [QueueCounts(queue.decode(errors="replace"), *counts) for queue, *counts in self.cursor.fetchall()]
 
-    def acquire_lock(self, name: str, owner: str, now: int, expires_at: int, token: int) -> int | None:
+    def acquire_lock(
+        self, name: str, owner: str, now: int, expires_at: int, token: int, liveness: str | None = None
+    ) -> int | None:
         self.cursor.execute(FREE_LAPSED_LOCK, (name, now))
-        self.cursor.execute(INSERT_LOCK, (token, name, owner, now, expires_at))
+        self.cursor.execute(INSERT_LOCK, (token, name, owner, now, expires_at, liveness))
         return self.cursor.lastrowid if self.cursor.rowcount == 1 else None
 
     def due_schedules(self, now: int) -> list[StoredSchedule]:

@@ -17,6 +17,14 @@ class Migration(migrations.Migration):
                 ("owner", models.CharField(max_length=255)),
                 ("acquired_at", django_alkstore.fields.InstantField()),
                 ("expires_at", django_alkstore.fields.InstantField()),
+                (
+                    "liveness",
+                    models.CharField(
+                        help_text="The liveness file of the scheduler or worker that holds it.",
+                        max_length=64,
+                        null=True,
+                    ),
+                ),
             ],
         ),
         migrations.CreateModel(
@@ -59,6 +67,12 @@ class Migration(migrations.Migration):
                 ("worker_id", models.CharField(help_text="Who holds the lease.", max_length=255, null=True)),
                 ("lease_expires_at", django_alkstore.fields.InstantField(null=True)),
                 (
+                    "liveness",
+                    models.CharField(
+                        help_text="The liveness file under which the latest claim was made.", max_length=64, null=True
+                    ),
+                ),
+                (
                     "unique_key",
                     models.CharField(help_text="At most one live job of the queue has it.", max_length=255, null=True),
                 ),
@@ -71,6 +85,20 @@ class Migration(migrations.Migration):
                 ("last_error", models.TextField(null=True)),
                 ("created_at", django_alkstore.fields.InstantField()),
                 ("finished_at", django_alkstore.fields.InstantField(null=True)),
+                (
+                    "started_at",
+                    django_alkstore.fields.InstantField(help_text="The claim of the first attempt.", null=True),
+                ),
+                (
+                    "last_attempted_at",
+                    django_alkstore.fields.InstantField(help_text="The claim of the latest attempt.", null=True),
+                ),
+                (
+                    "worker_ids",
+                    django_alkstore.fields.JSONTextField(
+                        default=list, help_text="Who made each counted attempt; the last 20 at most."
+                    ),
+                ),
             ],
             options={
                 "indexes": [

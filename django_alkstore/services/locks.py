@@ -1,8 +1,5 @@
 """Named locks with a time to live and a fencing token."""
 
-import os
-import socket
-import uuid
 from datetime import datetime
 from types import TracebackType
 from typing import Self
@@ -13,17 +10,15 @@ from django.db.models import QuerySet
 from django_alkstore import clock
 from django_alkstore.clock import from_us
 from django_alkstore.dialects import Operations
+from django_alkstore.dialects.liveness import Liveness
 from django_alkstore.dialects.transactions import resolve_alias, write_transaction
 from django_alkstore.durations import Duration, moment_after, seconds
 from django_alkstore.exceptions import LockHeld, LockLost
 from django_alkstore.models import Lock
-from django_alkstore.names import validate_name
+from django_alkstore.names import unique_owner, validate_name
 from django_alkstore.services.options import check_text
 
-
-def unique_owner() -> str:
-    """A name that nobody else has: host, process, and a random part for this one use."""
-    return f"{socket.gethostname()[:64]}:{os.getpid()}:{uuid.uuid4().hex[:12]}"
+__all__ = ["LockHandle", "force_release", "holder", "lock", "unique_owner"]
 
 
 _greatest_token = 0
@@ -41,11 +36,13 @@ class LockHandle:
     Not re-entrant: `acquire` of a held lock is `False` for its holder too.
     """
 
-    def __init__(self, name: str, ttl: float, owner: str, using: str) -> None:
+    def __init__(self, name: str, ttl: float, owner: str, using: str, liveness: Liveness | None = None) -> None:
+        """`liveness`: the scheduler's, whose `holder` is the owner. Leases alone decide about other locks."""
         self.name = name
         self.ttl = ttl
         self.owner = owner
         self.using = using
+        self._liveness = liveness
         self._given_back = False
         self.token: int | None = None
         """The fencing token of the last acquisition, which grows with each one of any holder; `None` before."""
@@ -63,10 +60,20 @@ class LockHandle:
 
     def _take(self, db: Operations) -> int | Lock:
         """The new token, or the holder's row."""
+        token = self._acquire(db)
+        if token is not None:
+            return token
+        held = Lock.objects.using(self.using).get(name=self.name)
+        if self._liveness is None or not self._liveness.is_dead(held.owner, held.liveness):
+            return held
+        held.delete()
+        return self._acquire(db) or held
+
+    def _acquire(self, db: Operations) -> int | None:
         now = clock.now_us()
         ends = moment_after("ttl", now, self.ttl)
-        token = db.acquire_lock(self.name, self.owner, now, ends, _least_next_token(now))
-        return Lock.objects.using(self.using).get(name=self.name) if token is None else token
+        file = None if self._liveness is None else self._liveness.file
+        return db.acquire_lock(self.name, self.owner, now, ends, _least_next_token(now), file)
 
     def _keep(self, token: int) -> None:
         global _greatest_token  # noqa: PLW0603  tokens are the process's, whichever handle asks

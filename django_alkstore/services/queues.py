@@ -178,6 +178,7 @@ def _instance(alias: str, job_id: int, job: NewJob, payload: Any) -> Job:
         "fence": 0,
         "worker_id": None,
         "lease_expires_at": None,
+        "liveness": None,
         "unique_key": job.unique_key,
         "schedule": job.schedule,
         "fire_at": None,
@@ -185,6 +186,9 @@ def _instance(alias: str, job_id: int, job: NewJob, payload: Any) -> Job:
         "last_error": None,
         "created_at": created_at,
         "finished_at": None,
+        "started_at": None,
+        "last_attempted_at": None,
+        "worker_ids": [],
     }
     return instance
 

@@ -1,0 +1,119 @@
+"""Jobs of dead workers: found soon after the death, and made claimable again.
+
+Leases remain the truth. This only shortens the wait for a lease whose worker is known to be dead.
+"""
+
+from collections import deque
+from functools import partial
+from typing import NamedTuple
+
+from django_alkstore import backoff, clock, conf, failures, signals
+from django_alkstore.clock import LAST_US, SECOND, from_us
+from django_alkstore.dialects import Operations
+from django_alkstore.dialects.base import UNTAKEN, AbandonedJob
+from django_alkstore.dialects.liveness import Liveness
+from django_alkstore.dialects.transactions import after_commit, read, write_operations
+
+BATCH = 200
+"""Jobs recovered in one transaction."""
+LOOKS_AFTER_EVENT = (0.0, 0.01, 0.1, 1.0)
+"""Seconds. The kernel may tell of a closed file a moment before it frees the lock."""
+LOOK_EVERY = 60.0
+LOOK_EVERY_UNTOLD = 1.0
+"""Seconds between looks without inotify."""
+
+
+class Recovered(NamedTuple):
+    """One job that was taken from a dead worker."""
+
+    job_id: int
+    queue: str
+    dead: bool
+    """True if no attempt was left."""
+
+
+class Recovery:
+    """When a running worker or scheduler looks for dead workers, and what it does with their jobs.
+
+    Its times are real ones, under a `ManualClock` too: processes die in real time.
+    """
+
+    def __init__(self, alias: str, liveness: Liveness) -> None:
+        self.alias = alias
+        self._liveness = liveness
+        self._looks = deque([clock.waiting_from()])
+        """The moments of the next looks, the earliest first. Never empty."""
+
+    def due_in(self) -> float:
+        """Seconds until the next look; 0 if it is due. Endless if leases decide alone."""
+        if self._liveness.file is None:
+            return float("inf")
+        return max(0.0, self._looks[0] - clock.waiting_from())
+
+    def note_event(self) -> None:
+        """Look at once and a few times more: the kernel has told that a process closed the file."""
+        now = clock.waiting_from()
+        self._looks = deque(now + after for after in LOOKS_AFTER_EVENT)
+
+    def step(self) -> int:
+        """Look, if it is time: how many jobs of dead workers were recovered.
+
+        Works in short transactions; one that is interrupted keeps its progress and is continued at the next step.
+        """
+        if self.due_in() > 0:
+            return 0
+        recovered = recover(self.alias, self._liveness)
+        now = clock.waiting_from()
+        while self._looks and self._looks[0] <= now:
+            self._looks.popleft()
+        if not self._looks:
+            self._looks.append(now + (LOOK_EVERY_UNTOLD if self._liveness.fileno() is None else LOOK_EVERY))
+        return recovered
+
+
+def recover(alias: str, liveness: Liveness) -> int:
+    """Recover every job whose worker is known to be dead: how many."""
+    file = liveness.file
+    if file is None:
+        return 0
+    workers = read(alias, lambda db: db.claiming_workers(file))
+    return sum(_recover_from(alias, worker_id, file) for worker_id in workers if liveness.is_dead(worker_id, file))
+
+
+def _recover_from(alias: str, worker_id: str, file: str) -> int:
+    """Recover the jobs of one dead worker. Its id is never used again, so that it stays dead."""
+    count = 0
+    while batch := write_operations(alias, partial(_recover_batch, worker_id, file)):
+        after_commit(alias, partial(_announce, worker_id, batch))
+        count += len(batch)
+    return count
+
+
+def _recover_batch(worker_id: str, file: str, db: Operations) -> list[Recovered]:
+    now = clock.now_us()
+    return [_recover_job(db, job, now) for job in db.abandoned(worker_id, file, BATCH)]
+
+
+def _recover_job(db: Operations, job: AbandonedJob, now: int) -> Recovered:
+    """End the attempt, which counts. Until the database is unlocked, nobody can take the claim away."""
+    entry = failures.failure(job.attempts, from_us(now), failures.WORKER_DIED)
+    errors = failures.append(job.errors, entry)
+    claim = (job.id, job.fence, UNTAKEN)
+    if job.attempts >= job.max_attempts:
+        db.bury(claim, now, errors, failures.WORKER_DIED)
+        return Recovered(job.id, job.queue, dead=True)
+    db.retry(claim, _next_run_at(job, now), errors, failures.WORKER_DIED)
+    return Recovered(job.id, job.queue, dead=False)
+
+
+def _next_run_at(job: AbandonedJob, now: int) -> int:
+    """Where it stood; after a second death in a row by the backoff curve, since the job may be what kills workers."""
+    if job.last_error != failures.WORKER_DIED.encode():
+        return job.run_at
+    wait = backoff.backoff(job.backoff_base, job.attempts, conf.settings().max_backoff)
+    return min(now + round(wait * SECOND), LAST_US)
+
+
+def _announce(worker_id: str, batch: list[Recovered]) -> None:
+    for job in batch:
+        signals.emit(signals.job_abandoned, job_id=job.job_id, queue=job.queue, worker_id=worker_id, dead=job.dead)
