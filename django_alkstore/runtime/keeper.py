@@ -84,6 +84,7 @@ class Keeper:
                 except BaseException:
                     self._crew.put_back(results)
                     raise
+                self._crew.note_written(len(results))
                 announce(self._crew, written, self._crew.note_renewals(written.renewals, began_at))
             self._writer.limit_wait()
             self._upkeep.step(planned_at)
@@ -142,7 +143,9 @@ class Keeper:
         while results:
             try:
                 with self._writer.turn():
-                    announce(self._crew, self._writer.write(results, []), [])
+                    written = self._writer.write(results, [])
+                self._crew.note_written(len(results))
+                announce(self._crew, written, [])
                 return
             except DatabaseError as error:
                 if clock.monotonic() >= deadline or not self._writer.is_contention(error):

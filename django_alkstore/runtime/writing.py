@@ -102,6 +102,7 @@ class Writer:
         """Use the connection, alone. Events are sent after the end, so no foreign code runs inside. A fork waits for it."""
         with signals.held_back(), self._turn:
             yield
+            self.connection.queries_log.clear()
 
     def write(
         self,
