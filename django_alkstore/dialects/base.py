@@ -275,8 +275,12 @@ class Operations(ABC):
     # Schedules
 
     @abstractmethod
-    def due_schedules(self, now: int) -> list[StoredSchedule]:
-        """The enabled schedules whose next boundary has come, the earliest first."""
+    def due_schedules(self, now: int, limit: int) -> list[StoredSchedule]:
+        """Up to `limit` enabled schedules whose next boundary has come, the earliest first."""
+
+    @abstractmethod
+    def next_boundary(self) -> int | None:
+        """The earliest next boundary of an enabled schedule."""
 
     @abstractmethod
     def move_schedule(self, schedule_id: int, now: int, next_fire_at: int, last_fire_at: int) -> None:

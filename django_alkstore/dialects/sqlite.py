@@ -248,8 +248,9 @@ VALUES (
 
 DUE_SCHEDULES = f"""
 SELECT {_columns(StoredSchedule._fields, "name", "spec", "queue", "payload")} FROM {SCHEDULE}
-WHERE enabled AND next_fire_at <= %s ORDER BY next_fire_at
+WHERE enabled AND next_fire_at <= %s ORDER BY next_fire_at LIMIT %s
 """
+NEXT_BOUNDARY = f"SELECT next_fire_at FROM {SCHEDULE} WHERE enabled ORDER BY next_fire_at LIMIT 1"
 MOVE_SCHEDULE = f"UPDATE {SCHEDULE} SET next_fire_at = %s, last_fire_at = %s, updated_at = %s WHERE id = %s"
 PAUSE_BROKEN = f"UPDATE {SCHEDULE} SET enabled = 0, last_error = %s, updated_at = %s WHERE id = %s"
 
@@ -546,9 +547,13 @@ class SQLiteOperations(Operations):
         self.cursor.execute(INSERT_LOCK, (token, name, owner, now, expires_at, liveness))
         return self.cursor.lastrowid if self.cursor.rowcount == 1 else None
 
-    def due_schedules(self, now: int) -> list[StoredSchedule]:
-        self.cursor.execute(DUE_SCHEDULES, (now,))
+    def due_schedules(self, now: int, limit: int) -> list[StoredSchedule]:
+        self.cursor.execute(DUE_SCHEDULES, (now, limit))
         return [StoredSchedule._make(row) for row in self.cursor.fetchall()]
+
+    def next_boundary(self) -> int | None:
+        row = self.cursor.execute(NEXT_BOUNDARY).fetchone()
+        return None if row is None else _whole(row[0])
 
     def move_schedule(self, schedule_id: int, now: int, next_fire_at: int, last_fire_at: int) -> None:
         self.cursor.execute(MOVE_SCHEDULE, (next_fire_at, last_fire_at, now, schedule_id))

@@ -154,6 +154,10 @@ class Watch:
             self._events.read(timeout=0)
             self._step = self._longest_step
 
+    def wake_on(self, descriptor: int) -> None:
+        """From now on, end a `wait` if this descriptor can be read, too. The caller reads it."""
+        self._selector.register(descriptor, selectors.EVENT_READ)
+
     def ring(self) -> None:
         """End the current or the next `wait` at once."""
         self._bell.ring()
@@ -178,7 +182,7 @@ class Watch:
                 return False
 
     def _pause(self, seconds: float) -> bool:
-        """Wait one step, or for the first event; was it the bell?"""
+        """Wait one step, or for the first event; was it the bell, or a descriptor of the caller's?"""
         self._step = min(self._step * 2, self._longest_step)
         if seconds < _SELECTABLE:
             _sleep(seconds)
@@ -186,6 +190,8 @@ class Watch:
         for key, _ in self._selector.select(seconds):
             if key.fileobj is self._bell:
                 self._bell.hear()
+                return True
+            if key.fileobj is not self._events:
                 return True
             if self._told_of_our_file():
                 self._step = FIRST_STEP

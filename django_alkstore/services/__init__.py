@@ -20,15 +20,14 @@ from django_alkstore.services.queues import (
     run_now,
 )
 from django_alkstore.services.schedules import (
-    Fire,
     fire_schedule,
     pause_schedule,
     resume_schedule,
     schedule,
     soonest,
-    tick,
     unschedule,
 )
+from django_alkstore.services.ticks import Fire, tick
 
 __all__ = [
     "Fire",

@@ -16,7 +16,7 @@ from django.db.backends.base.base import BaseDatabaseWrapper
 
 from django_alkstore.dialects.watch import Watch
 from django_alkstore.services import enqueue
-from django_alkstore.services.leader import StopEvent
+from django_alkstore.services.waiting import StopEvent
 from tests.ledger.models import Entry
 from tests.processes import PATIENCE, Process
 
