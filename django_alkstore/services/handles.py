@@ -10,7 +10,7 @@ from typing import Any
 from asgiref.sync import async_to_sync
 from django.db import connections, transaction
 
-from django_alkstore import clock
+from django_alkstore import backoff, clock
 from django_alkstore.clock import LAST_US, SECOND, from_us, readable
 from django_alkstore.dialects import Operations
 from django_alkstore.dialects.base import UNTAKEN, Claim, ClaimedJob
@@ -83,6 +83,7 @@ class JobHandle:
         "attempt",
         "fence",
         "id",
+        "jitter",
         "lease_expires_us",
         "max_attempts",
         "payload",
@@ -107,6 +108,8 @@ class JobHandle:
         self.max_attempts: int = row.max_attempts
         self.lease_expires_us = row.lease_expires_at
         self.fence: int = row.fence
+        self.jitter = backoff.rng.random()
+        """From 0 to 1: how much of `BACKOFF_JITTER` is added to the wait if this attempt fails."""
         self.settled = False
         """Did one of this handle's own calls end the claim, and was that committed?"""
         self._lease_lost: threading.Event | None = None

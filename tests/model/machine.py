@@ -239,6 +239,7 @@ class Alkstore(RuleBasedStateMachine):
             "KEEP_COMPLETED": keep_completed,
             "KEEP_DEAD": keep_dead,
             "MAX_BACKOFF": max_backoff,
+            "BACKOFF_JITTER": 0,
             "QUEUES": {"print": vars(CONFIGURED)},
         }
         self._exits.enter_context(override_settings(ALKSTORE=setting))
