@@ -22,6 +22,7 @@ from django_alkstore.dialects.transactions import (
 )
 from django_alkstore.durations import Duration, moment_after, seconds
 from django_alkstore.exceptions import LeaseLost
+from django_alkstore.names import idempotency_key
 from django_alkstore.payloads import decode_payload
 from django_alkstore.services import outcomes
 from django_alkstore.services.outcomes import Outcome
@@ -121,6 +122,14 @@ class JobHandle:
     def claim(self, held_at: int) -> Claim:
         """The claim, whose lease must not have run out at `held_at` (microseconds)."""
         return (self.id, self.fence, held_at)
+
+    @property
+    def idempotency_key(self) -> str:
+        """The same on every delivery of this job, and different for any other job of the database.
+
+        Send it to other systems, so that they can tell a repeat.
+        """
+        return idempotency_key(self.id, self.enqueued_at)
 
     @property
     def lease_expires_at(self) -> datetime:

@@ -235,6 +235,44 @@ def _fail(job: JobHandle) -> None:
     raise ValueError("no luck")
 
 
+# The idempotency key
+
+
+def test_the_idempotency_key_is_the_same_on_every_delivery_and_on_the_job(clock: ManualClock) -> None:
+    job = enqueue("mail", None)
+    keys = {job.idempotency_key, get_job(job.id).idempotency_key}
+    for end in ("retry", "release", "lapse"):
+        clock.advance(1_000)
+        handle = claim()
+        keys.add(handle.idempotency_key)
+        if end != "lapse":
+            getattr(handle, end)()
+    cancel(job.id)
+    requeue(job.id)
+    keys |= {claim().idempotency_key, get_job(job.id).idempotency_key}
+    assert len(keys) == 1
+    [key] = keys
+    assert isinstance(key, str)
+    assert key.isascii()
+    assert key.replace("-", "").isdigit()
+
+
+def test_two_jobs_of_one_moment_have_two_idempotency_keys(clock: ManualClock) -> None:
+    enqueue_many("mail", range(100))
+    assert len({handle.idempotency_key for handle in claim_batch("mail", "w", limit=100)}) == 100
+
+
+def test_an_id_that_is_given_out_a_second_time_has_another_idempotency_key(clock: ManualClock) -> None:
+    first = enqueue("mail", None)
+    with connection.cursor() as cursor:  # as a restored backup does
+        cursor.execute("DELETE FROM django_alkstore_job")
+        cursor.execute("UPDATE sqlite_sequence SET seq = seq - 1 WHERE name = 'django_alkstore_job'")
+    clock.advance(0.000_001)
+    second = enqueue("mail", None)
+    assert second.id == first.id
+    assert second.idempotency_key != first.idempotency_key
+
+
 def test_f043_the_curve_never_overflows_at_any_attempt(clock: ManualClock) -> None:
     job = enqueue("mail", None, max_attempts=2**31 - 1)
     for attempts in (1023, 10_000, 2**31 - 3):
