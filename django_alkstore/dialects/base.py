@@ -244,6 +244,11 @@ class Operations(ABC):
         """Make a pending job that is not due yet due at `now`. *One statement.*"""
 
     @abstractmethod
+    def reschedule(self, job_id: int, run_at: int, now: int) -> bool:
+        """Make a pending job that has not expired at `now` due at `run_at`; its expiry keeps its distance from
+        `run_at`. *One statement.*"""
+
+    @abstractmethod
     def prune(self, state: str, before: int, limit: int) -> int:
         """Delete up to `limit` jobs of a finished state that finished at `before` or earlier. *One statement.*"""
 

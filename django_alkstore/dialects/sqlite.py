@@ -170,6 +170,13 @@ UPDATE OR IGNORE {JOB} SET state = 'pending', run_at = %s, attempts = 0, expires
 WHERE id = %s AND state IN ('dead', 'cancelled')
 """
 RUN_NOW = f"UPDATE {JOB} SET run_at = %s WHERE id = %s AND state = 'pending' AND run_at > %s"
+# A retry may have put the job off past its expiry: an expiry that lies before `run_at` stays where it is.
+RESCHEDULE = f"""
+UPDATE {JOB} SET
+  run_at = %(run_at)s,
+  expires_at = CASE WHEN expires_at > run_at THEN min(expires_at + %(run_at)s - run_at, {LAST_US}) ELSE expires_at END
+WHERE id = %(id)s AND state = 'pending' AND (expires_at IS NULL OR expires_at > %(now)s)
+"""
 PRUNE = f"""
 DELETE FROM {JOB} WHERE id IN (
   SELECT id FROM {JOB} WHERE finished_at IS NOT NULL AND state = %s AND finished_at <= %s
@@ -519,6 +526,10 @@ class SQLiteOperations(Operations):
 
     def run_now(self, job_id: int, now: int) -> bool:
         return self._took_effect(RUN_NOW, (now, job_id, now))
+
+    def reschedule(self, job_id: int, run_at: int, now: int) -> bool:
+        self.cursor.execute(RESCHEDULE, {"id": job_id, "run_at": run_at, "now": now})
+        return self.cursor.rowcount == 1
 
     def prune(self, state: str, before: int, limit: int) -> int:
         self.cursor.execute(PRUNE, (state, before, limit))
