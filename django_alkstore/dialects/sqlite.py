@@ -32,6 +32,7 @@ from django_alkstore.dialects.base import (
     Operations,
     QueueCounts,
     StoredSchedule,
+    SweptJob,
 )
 from django_alkstore.dialects.cursors import Cursor, DirectCursor, open_cursor
 from django_alkstore.dialects.forks import guard
@@ -138,7 +139,7 @@ RENEW = f"UPDATE {JOB} SET lease_expires_at = %s WHERE {HELD}"
 
 # A maximum that is no number reads as 0: its job is dead at the first lapse, and not in its queue's way for ever.
 LAPSED = f"""
-SELECT id, attempts, CAST(max_attempts AS INTEGER), CAST(errors AS BLOB) FROM {JOB}
+SELECT id, fence, attempts, CAST(max_attempts AS INTEGER), CAST(errors AS BLOB) FROM {JOB}
 WHERE queue = %s AND state = 'processing' AND lease_expires_at <= %s ORDER BY lease_expires_at LIMIT %s
 """
 # The index by name: it holds the processing jobs alone, and nothing tells the planner that they are few.
@@ -156,9 +157,14 @@ EXPIRED = f"""
 SELECT {_columns(ExpiredJob._fields, "errors")} FROM {JOB}
 WHERE queue = %s AND state = 'pending' AND expires_at <= %s ORDER BY expires_at LIMIT %s
 """
-REOPEN = f"UPDATE {JOB} SET state = 'pending', {LET_GO}, errors = %s, last_error = %s WHERE id = %s"
+REOPEN = f"""
+UPDATE {JOB} SET state = 'pending', {LET_GO}, errors = %s, last_error = %s
+WHERE id = %s AND fence = %s AND state = 'processing' AND lease_expires_at <= %s
+"""
 CLOSE = f"""
-UPDATE {JOB} SET state = 'dead', {LET_GO}, finished_at = %s, errors = %s, last_error = %s WHERE id = %s
+UPDATE {JOB} SET state = 'dead', {LET_GO}, errors = %s, last_error = %s, finished_at = %s
+WHERE id = %s AND fence = %s
+  AND (state = 'processing' AND lease_expires_at <= %s OR state = 'pending' AND expires_at <= %s)
 """
 CANCEL = f"""
 UPDATE {JOB} SET state = 'cancelled', {LET_GO}, finished_at = %s WHERE id = %s AND state IN ('pending', 'processing')
@@ -512,11 +518,15 @@ class SQLiteOperations(Operations):
         self.cursor.execute(EXPIRED, (queue, now, limit))
         return [ExpiredJob._make(row) for row in self.cursor.fetchall()]
 
-    def reopen(self, changes: Iterable[tuple[str, str, int]]) -> None:
-        self.cursor.executemany(REOPEN, list(changes))
+    def reopen(self, now: int, jobs: Iterable[SweptJob]) -> list[int]:
+        return [job.id for job in jobs if self._took_effect(REOPEN, (*job, now))]
 
-    def close(self, now: int, changes: Iterable[tuple[str, str, int]]) -> None:
-        self.cursor.executemany(CLOSE, [(now, *change) for change in changes])
+    def close(self, now: int, jobs: Iterable[SweptJob]) -> list[int]:
+        return [
+            job.id
+            for job in jobs
+            if self._took_effect(CLOSE, (job.errors, job.last_error, now, job.id, job.fence, now, now))
+        ]
 
     def cancel(self, job_id: int, now: int) -> bool:
         return self._took_effect(CANCEL, (now, job_id))
