@@ -100,8 +100,13 @@ def wait_before_retry(job: Claimed, outcome: Outcome) -> float | None:
         return None
     if outcome.delay is not None:
         return outcome.delay
+    return curve_wait(job.backoff_base, job.attempt, job.jitter)
+
+
+def curve_wait(base: float, attempt: int, jitter: float) -> float:
+    """Seconds by the retry curve and the settings. `jitter`, from 0 to 1: how much of the random extra is added."""
     settings = conf.settings()
-    return backoff.backoff(job.backoff_base, job.attempt, settings.max_backoff, job.jitter * settings.backoff_jitter)
+    return backoff.backoff(base, attempt, settings.max_backoff, jitter * settings.backoff_jitter)
 
 
 def apply(db: Operations, job: Claimed, outcome: Outcome, now: int, held_at: int | None = None) -> bool:
