@@ -363,7 +363,9 @@ class Crew:
                 del self._running[run]
                 self._overdue[run] = None
             outcome = outcomes.retry(failures.TIME_LIMIT)
-            return self._take([Result(run, outcome, run.registration.time_limit, now) for run in late if run.holds_lease])
+            return self._take(
+                [Result(run, outcome, run.registration.time_limit, now) for run in late if run.holds_lease]
+            )
 
     def withdraw_waiting(self, now: float) -> list[Result]:
         """Take back the jobs that no thread has started, if they have waited too long or the worker stops."""
