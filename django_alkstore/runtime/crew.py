@@ -11,11 +11,11 @@ from dataclasses import dataclass
 from math import inf
 from typing import NamedTuple, Protocol
 
-from django_alkstore import clock, failures
+from django_alkstore import clock
 from django_alkstore.registry import Registration
 from django_alkstore.runtime.perform import Ending
-from django_alkstore.services import JobHandle, outcomes
-from django_alkstore.services.outcomes import RELEASE, Outcome
+from django_alkstore.services import JobHandle
+from django_alkstore.services.outcomes import RELEASE, TIME_LIMIT, Outcome
 
 QUICK = 0.002
 """Seconds. A thread that leads keeps the leadership while it runs a handler that takes less on average."""
@@ -105,7 +105,7 @@ class Crew:
         self._waiting: deque[Run] = deque()
         """Claimed, not started."""
         self._lapsed: list[Run] = []
-        """Claimed, not started, and to be renewed before they start: the process was suspended for longer than a lease."""
+        """Claimed, not started, and to be renewed first: the process was suspended for longer than a lease."""
         self._running: dict[Run, None] = {}
         self._overdue: dict[Run, None] = {}
         """Past their time limit: the attempt has failed, and the handler still keeps its thread."""
@@ -144,7 +144,7 @@ class Crew:
             return self._leader is me
 
     def start_next(self, me: Runner, now: float, now_us: int) -> Run | None:
-        """Take the next job to start. None if this thread does not lead, or has something to write first, or no job waits.
+        """Take the next job to start. None if this thread does not lead, or should write first, or if no job waits.
 
         Before a handler that is not quick the thread gives up the leadership.
         """
@@ -262,7 +262,7 @@ class Crew:
     # For the keeper
 
     def sleep_until(self, latest: float, now: float) -> float:
-        """Until when the keeper may sleep, at the latest until `latest`. It is rung for whatever becomes due earlier."""
+        """Until when the keeper may sleep, at most until `latest`. It is rung for whatever becomes due earlier."""
         with self._lock:
             deadlines = [latest]
             for run in self._running:
@@ -362,9 +362,8 @@ class Crew:
             for run in late:
                 del self._running[run]
                 self._overdue[run] = None
-            outcome = outcomes.retry(failures.TIME_LIMIT)
             return self._take(
-                [Result(run, outcome, run.registration.time_limit, now) for run in late if run.holds_lease]
+                [Result(run, TIME_LIMIT, run.registration.time_limit, now) for run in late if run.holds_lease]
             )
 
     def withdraw_waiting(self, now: float) -> list[Result]:

@@ -97,13 +97,9 @@ class Upkeep:
             self._removed.clear()
 
     def end(self) -> None:
-        """Take the sign of life back. Where that cannot be written, it lapses by itself."""
-        if self._worker_id is None:
-            return
-        try:
+        """Take back the sign of life. It lapses by itself if that cannot be written."""
+        if self._worker_id is not None:
             presence.take_back(self.alias, self._worker_id)
-        except DatabaseError as error:
-            signals.emit(signals.database_trouble, doing="taking back the sign of life", error=error, pause=0.0)
 
     def _sign(self) -> None:
         """Leave the sign of life, and take away what the dead have left. It is no reason not to work."""
