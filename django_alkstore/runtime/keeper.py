@@ -38,7 +38,7 @@ class Keeper:
         self._writer = writer
         self._liveness = liveness
         self._bell = bell
-        self._upkeep = Upkeep(writer.alias, queues, liveness.holder)
+        self._upkeep = Upkeep(writer.alias, queues, liveness.holder, liveness.file)
         self._recovery = Recovery(writer.alias, liveness)
         self._look_for_loss_at = 0.0
         self._missing: set[Run] = set()

@@ -63,11 +63,17 @@ class Upkeep:
     A worker leaves its sign of life with it.
     """
 
-    def __init__(self, alias: str, queues: Iterable[str] = (), worker_id: str | None = None) -> None:
-        """`queues`: those to sweep; a worker's own, since the jobs of others are not its to touch."""
+    def __init__(
+        self, alias: str, queues: Iterable[str] = (), worker_id: str | None = None, liveness: str | None = None
+    ) -> None:
+        """`queues`: those to sweep. A worker sweeps its own only: other workers may know handlers that it does not.
+
+        `worker_id` and `liveness`: the worker's `Liveness.holder` and `.file`; without an id no sign is left.
+        """
         self.alias = alias
         self._queues = tuple(queues)
         self._worker_id = worker_id
+        self._liveness = liveness
         self._due_at = self._sign_due_at = clock.monotonic()
         self._removed: Counter[str] = Counter()
 
@@ -105,7 +111,7 @@ class Upkeep:
         """Leave the sign of life, and take away what the dead have left. It is no reason not to work."""
         try:
             if self._worker_id is not None:
-                presence.leave(self.alias, self._worker_id, self._queues)
+                presence.leave(self.alias, self._worker_id, self._queues, self._liveness)
             presence.remove_lapsed(self.alias)
         except DatabaseError as error:
             if is_contention(self.alias, error):
