@@ -95,7 +95,8 @@ class Upkeep:
         if batch:
             return
         # A worker whose threads are all busy claims nothing, and so sweeps nothing on the way.
-        if any([sweep_once(self.alias, queue, as_of) for queue in self._queues]):
+        swept = [sweep_once(self.alias, queue, as_of) for queue in self._queues]
+        if any(swept):
             return
         self._due_at = clock.monotonic() + UPKEEP_INTERVAL
         if self._removed:
