@@ -15,6 +15,7 @@ from typing import Any, BinaryIO
 
 import pytest
 from django.db import DatabaseError, OperationalError, connection, connections
+from django_alkstore.runtime.rounds import IN_LINE
 
 from django_alkstore import services, signals
 from django_alkstore.clock import ManualClock
@@ -23,9 +24,9 @@ from django_alkstore.dialects.base import Change, DatabaseReplaced
 from django_alkstore.dialects.watch import Watch
 from django_alkstore.models import Job
 from django_alkstore.runtime.loop import chosen
-from django_alkstore.runtime.rounds import IN_LINE
 from django_alkstore.runtime.scheduler import schedule_until
 from django_alkstore.runtime.worker import Worker
+from django_alkstore.services import waiting
 from django_alkstore.services.patience import (
     LONGEST_CONTENTION_PAUSE,
     LONGEST_FAULT_PAUSE,
@@ -550,7 +551,8 @@ def hurried(clock: ManualClock, monkeypatch: pytest.MonkeyPatch) -> Hurried:
     event = Hurried(clock)
     monkeypatch.setattr(Watch, "wait", lambda self, seen, timeout: event.wait(timeout))
     monkeypatch.setattr(Watch, "wait_for_bell", lambda self, timeout: event.wait(timeout))
-    monkeypatch.setattr(transactions, "longest_wait", lambda connection: 0.0)
+    for module in (transactions, waiting):
+        monkeypatch.setattr(module, "longest_wait", lambda connection: 0.0)
     return event
 
 
