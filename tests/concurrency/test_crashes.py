@@ -6,6 +6,7 @@ A wait gives up after 60 s (`PATIENCE`), so a test passes only if no lease had t
 import os
 import signal
 import sys
+import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
@@ -23,6 +24,8 @@ pytestmark = [
 ]
 
 Start = Callable[..., Process]
+SOON = 30.0
+"""Seconds, for what happens within one. Without an event the look of each minute would find it."""
 CGROUPS = Path("/sys/fs/cgroup")
 
 
@@ -64,7 +67,9 @@ def test_an_idle_worker_takes_over_at_once_in_ten_rounds(start: Start, tmp_path:
     for number in range(1, 11):
         other = idle(start)
         kill(holder)
+        killed_at = time.monotonic()
         runs(other, *ids)
+        assert time.monotonic() - killed_at < SOON
         for job_id in ids:
             assert (row(job_id).attempts, died(job_id)) == (2, ["worker died"])
         (tmp_path / f"end {number - 1}").touch()
