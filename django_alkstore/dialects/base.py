@@ -85,6 +85,7 @@ class LapsedJob(NamedTuple):
     """A processing job whose lease has run out."""
 
     id: int
+    fence: int
     attempts: int
     max_attempts: int
     errors: bytes
@@ -108,8 +109,18 @@ class ExpiredJob(NamedTuple):
     """A pending job whose `expires_at` has passed."""
 
     id: int
+    fence: int
     attempts: int
     errors: bytes
+
+
+class SweptJob(NamedTuple):
+    """What a sweep writes on a job that it has read; the fence is the one that it read."""
+
+    errors: str
+    last_error: str
+    id: int
+    fence: int
 
 
 class StoredSchedule(NamedTuple):
@@ -202,7 +213,7 @@ class Operations(ABC):
 
     @abstractmethod
     def held(self, claims: Sequence[tuple[int, int]]) -> set[int]:
-        """The ids of those claims, each an id and a fence, that still hold their job, whether the lease ran out or not."""
+        """The ids of those claims (id and fence each) that still hold their job, also if the lease ran out."""
 
     # Jobs put right
 
@@ -223,12 +234,18 @@ class Operations(ABC):
         """Up to `limit` pending jobs of the queue that have expired, the longest first."""
 
     @abstractmethod
-    def reopen(self, changes: Iterable[tuple[str, str, int]]) -> None:
-        """Make jobs pending again where they stood: (errors, last_error, id) each."""
+    def reopen(self, now: int, jobs: Iterable[SweptJob]) -> list[int]:
+        """Make jobs pending, due as before, if their lease had run out at `now`; return the ids that took effect.
+
+        A job that was acked, renewed, claimed or cancelled since it was read is left as it is.
+        """
 
     @abstractmethod
-    def close(self, now: int, changes: Iterable[tuple[str, str, int]]) -> None:
-        """Make jobs dead: (errors, last_error, id) each."""
+    def close(self, now: int, jobs: Iterable[SweptJob]) -> list[int]:
+        """Make jobs dead if their lease had run out, or they had expired, at `now`; return the ids that took effect.
+
+        A job that was acked, renewed, claimed, cancelled or rescheduled since it was read is left as it is.
+        """
 
     @abstractmethod
     def cancel(self, job_id: int, now: int) -> bool:
@@ -242,6 +259,11 @@ class Operations(ABC):
     @abstractmethod
     def run_now(self, job_id: int, now: int) -> bool:
         """Make a pending job that is not due yet due at `now`. *One statement.*"""
+
+    @abstractmethod
+    def reschedule(self, job_id: int, run_at: int, now: int) -> bool:
+        """Make a pending job that has not expired at `now` due at `run_at`; its expiry keeps its distance from
+        `run_at`. *One statement.*"""
 
     @abstractmethod
     def prune(self, state: str, before: int, limit: int) -> int:

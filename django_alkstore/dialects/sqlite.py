@@ -32,6 +32,7 @@ from django_alkstore.dialects.base import (
     Operations,
     QueueCounts,
     StoredSchedule,
+    SweptJob,
 )
 from django_alkstore.dialects.cursors import Cursor, DirectCursor, open_cursor
 from django_alkstore.dialects.forks import guard
@@ -138,7 +139,7 @@ RENEW = f"UPDATE {JOB} SET lease_expires_at = %s WHERE {HELD}"
 
 # A maximum that is no number reads as 0: its job is dead at the first lapse, and not in its queue's way for ever.
 LAPSED = f"""
-SELECT id, attempts, CAST(max_attempts AS INTEGER), CAST(errors AS BLOB) FROM {JOB}
+SELECT id, fence, attempts, CAST(max_attempts AS INTEGER), CAST(errors AS BLOB) FROM {JOB}
 WHERE queue = %s AND state = 'processing' AND lease_expires_at <= %s ORDER BY lease_expires_at LIMIT %s
 """
 # The index by name: it holds the processing jobs alone, and nothing tells the planner that they are few.
@@ -156,9 +157,14 @@ EXPIRED = f"""
 SELECT {_columns(ExpiredJob._fields, "errors")} FROM {JOB}
 WHERE queue = %s AND state = 'pending' AND expires_at <= %s ORDER BY expires_at LIMIT %s
 """
-REOPEN = f"UPDATE {JOB} SET state = 'pending', {LET_GO}, errors = %s, last_error = %s WHERE id = %s"
+REOPEN = f"""
+UPDATE {JOB} SET state = 'pending', {LET_GO}, errors = %s, last_error = %s
+WHERE id = %s AND fence = %s AND state = 'processing' AND lease_expires_at <= %s
+"""
 CLOSE = f"""
-UPDATE {JOB} SET state = 'dead', {LET_GO}, finished_at = %s, errors = %s, last_error = %s WHERE id = %s
+UPDATE {JOB} SET state = 'dead', {LET_GO}, errors = %s, last_error = %s, finished_at = %s
+WHERE id = %s AND fence = %s
+  AND (state = 'processing' AND lease_expires_at <= %s OR state = 'pending' AND expires_at <= %s)
 """
 CANCEL = f"""
 UPDATE {JOB} SET state = 'cancelled', {LET_GO}, finished_at = %s WHERE id = %s AND state IN ('pending', 'processing')
@@ -170,6 +176,13 @@ UPDATE OR IGNORE {JOB} SET state = 'pending', run_at = %s, attempts = 0, expires
 WHERE id = %s AND state IN ('dead', 'cancelled')
 """
 RUN_NOW = f"UPDATE {JOB} SET run_at = %s WHERE id = %s AND state = 'pending' AND run_at > %s"
+# A retry may have put the job off past its expiry: an expiry that lies before `run_at` stays where it is.
+RESCHEDULE = f"""
+UPDATE {JOB} SET
+  run_at = %(run_at)s,
+  expires_at = CASE WHEN expires_at > run_at THEN min(expires_at + %(run_at)s - run_at, {LAST_US}) ELSE expires_at END
+WHERE id = %(id)s AND state = 'pending' AND (expires_at IS NULL OR expires_at > %(now)s)
+"""
 PRUNE = f"""
 DELETE FROM {JOB} WHERE id IN (
   SELECT id FROM {JOB} WHERE finished_at IS NOT NULL AND state = %s AND finished_at <= %s
@@ -505,11 +518,15 @@ class SQLiteOperations(Operations):
         self.cursor.execute(EXPIRED, (queue, now, limit))
         return [ExpiredJob._make(row) for row in self.cursor.fetchall()]
 
-    def reopen(self, changes: Iterable[tuple[str, str, int]]) -> None:
-        self.cursor.executemany(REOPEN, list(changes))
+    def reopen(self, now: int, jobs: Iterable[SweptJob]) -> list[int]:
+        return [job.id for job in jobs if self._took_effect(REOPEN, (*job, now))]
 
-    def close(self, now: int, changes: Iterable[tuple[str, str, int]]) -> None:
-        self.cursor.executemany(CLOSE, [(now, *change) for change in changes])
+    def close(self, now: int, jobs: Iterable[SweptJob]) -> list[int]:
+        return [
+            job.id
+            for job in jobs
+            if self._took_effect(CLOSE, (job.errors, job.last_error, now, job.id, job.fence, now, now))
+        ]
 
     def cancel(self, job_id: int, now: int) -> bool:
         return self._took_effect(CANCEL, (now, job_id))
@@ -519,6 +536,10 @@ class SQLiteOperations(Operations):
 
     def run_now(self, job_id: int, now: int) -> bool:
         return self._took_effect(RUN_NOW, (now, job_id, now))
+
+    def reschedule(self, job_id: int, run_at: int, now: int) -> bool:
+        self.cursor.execute(RESCHEDULE, {"id": job_id, "run_at": run_at, "now": now})
+        return self.cursor.rowcount == 1
 
     def prune(self, state: str, before: int, limit: int) -> int:
         self.cursor.execute(PRUNE, (state, before, limit))
@@ -585,9 +606,14 @@ class SQLite(Dialect):
 
     @contextmanager
     def _begin_watched(self, connection: BaseDatabaseWrapper, cursor: Cursor) -> Iterator[None]:
-        with transaction.atomic(using=connection.alias):
-            self.take_writer_lock(connection, cursor, fresh=True)
-            yield
+        own = connections[connection.alias]
+        connections[connection.alias] = connection  # `atomic` takes that of the thread
+        try:
+            with transaction.atomic(using=connection.alias):
+                self.take_writer_lock(connection, cursor, fresh=True)
+                yield
+        finally:
+            connections[connection.alias] = own
 
     def is_contention(self, error: OperationalError) -> bool:
         code = getattr(error.__cause__, "sqlite_errorcode", None)

@@ -17,6 +17,7 @@ from django_alkstore.services.queues import (
     next_claim_at,
     queue_stats,
     requeue,
+    reschedule,
     run_now,
 )
 from django_alkstore.services.schedules import (
@@ -52,6 +53,7 @@ __all__ = [
     "prune",
     "queue_stats",
     "requeue",
+    "reschedule",
     "resume_schedule",
     "run_now",
     "run_schedules",

@@ -70,7 +70,7 @@ def stamp(queue: str, payload: str, options: Mapping[str, Any], defaults: JobDef
     _refuse_unknown(options, _KNOWN)
     run_at = _run_at(options.get("delay"), options.get("run_at"), now)
     checked = check_fire_options(options)
-    expires_in = _or(checked["expires_in"], defaults.expires_in)
+    expires_in = expires_after(options, defaults)
     key = options.get("unique_key")
     return NewJob(
         queue=queue,
@@ -99,6 +99,12 @@ def check_fire_options(options: Mapping[str, Any]) -> dict[str, Any]:
         "backoff_base": None if base is None else seconds("backoff_base", base, zero=True),
         "expires_in": None if expires_in is None else seconds("expires_in", expires_in, zero=False),
     }
+
+
+def expires_after(options: Mapping[str, Any], defaults: JobDefaults) -> float | None:
+    """Seconds from `run_at` until the job expires; `None` if it never does."""
+    given = options.get("expires_in")
+    return defaults.expires_in if given is None else seconds("expires_in", given, zero=False)
 
 
 def refuse_unknown_schedule_options(options: Mapping[str, Any]) -> None:

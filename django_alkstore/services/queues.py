@@ -21,11 +21,12 @@ from django_alkstore.dialects.transactions import (
     write_statement,
     write_transaction,
 )
+from django_alkstore.durations import aware_moment, moment_after
 from django_alkstore.exceptions import DuplicateJob, InvalidOption, InvalidPayload
 from django_alkstore.models import Job, State
 from django_alkstore.names import validate_name
 from django_alkstore.payloads import encode_and_read, encode_payload
-from django_alkstore.services.options import JobOptions, UnkeyedOptions, stamp
+from django_alkstore.services.options import JobOptions, UnkeyedOptions, expires_after, stamp
 
 
 def enqueue(queue: str, payload: Any, *, using: str | None = None, **options: Unpack[JobOptions]) -> Job:
@@ -49,12 +50,18 @@ def enqueue_tx(queue: str, payload: Any, *, using: str | None = None, **options:
 
 
 def enqueue_many(
-    queue: str, payloads: Iterable[Any], *, using: str | None = None, **options: Unpack[JobOptions]
+    queue: str,
+    payloads: Iterable[Any],
+    *,
+    run_ats: Iterable[datetime] | None = None,
+    using: str | None = None,
+    **options: Unpack[JobOptions],
 ) -> list[int]:
     """Add one job for each payload, all of them or none, with the same options. Returns their ids, in order.
 
-    Takes no `unique_key`, which could name only one of them. Raises as `enqueue`; an empty `payloads` writes
-    nothing and returns an empty list.
+    `run_ats` has one aware datetime for each payload, in the same order: the moment at which that job is due. It
+    excludes `delay` and `run_at`. A `unique_key` is refused, since it could name only one of the jobs. Raises as
+    `enqueue`. If `payloads` is empty, nothing is written and the list is empty.
     """
     validate_name("queue", queue)
     if options.get("unique_key") is not None:
@@ -65,12 +72,39 @@ def enqueue_many(
         )
     settings = conf.settings()
     alias = using or resolve_default(settings)
-    template = stamp(queue, "", options, settings.defaults_for(queue), clock.now_us())
-    before, after = template[:_PAYLOAD], template[_PAYLOAD + 1 :]
-    jobs = [(*before, text, *after) for text in _encode_each(payloads, settings)]
+    defaults = settings.defaults_for(queue)
+    template = stamp(queue, "", options, defaults, clock.now_us())
+    if run_ats is not None and (options.get("delay") is not None or options.get("run_at") is not None):
+        raise InvalidOption("give run_ats, or delay or run_at, not both")
+    texts = list(_encode_each(payloads, settings))
+    if run_ats is None:
+        before, after = template[:_PAYLOAD], template[_PAYLOAD + 1 :]
+        jobs: list[tuple[Any, ...]] = [(*before, text, *after) for text in texts]
+    else:
+        jobs = _due_each(template, texts, run_ats, expires_after(options, defaults))
     if not jobs:
         return []
     return write_operations(alias, lambda db: db.insert_jobs(jobs))
+
+
+def _due_each(
+    template: NewJob, texts: list[str], run_ats: Iterable[datetime], expires_in: float | None
+) -> list[tuple[Any, ...]]:
+    """`template` once for each payload, due at its own moment."""
+    if isinstance(run_ats, (str, bytes, Mapping)) or not isinstance(run_ats, Iterable):
+        raise InvalidOption(f"run_ats must be a list or another iterable of datetimes, not a {type(run_ats).__name__}")
+    moments = list(run_ats)
+    if len(moments) != len(texts):
+        raise InvalidOption(f"run_ats must have one moment for each payload: {len(moments)} for {len(texts)} payloads")
+    now = template.created_at
+    # Each is a tuple built by hand: `_replace` would cost more than the statement that stores the job.
+    queue, _, priority, _, max_attempts, timeout, base, _, *rest = template
+    jobs: list[tuple[Any, ...]] = []
+    for index, (text, moment) in enumerate(zip(texts, moments, strict=True)):
+        run_at = max(now, aware_moment(f"run_ats[{index}]", moment))
+        expires_at = None if expires_in is None else moment_after("expires_in", run_at, expires_in)
+        jobs.append((queue, text, priority, run_at, max_attempts, timeout, base, expires_at, *rest))
+    return jobs
 
 
 def _encode_each(payloads: Iterable[Any], settings: Settings) -> Iterator[str]:
@@ -197,8 +231,9 @@ _LAST_ID = 2**63 - 1
 
 
 def _is_id(value: object) -> bool:
-    """Could this be a job's id? What could not is nobody's, and no error."""
-    return isinstance(value, int) and 0 < value <= _LAST_ID
+    """True if a job can have this id. Any other value is nobody's id, and no error. A bool is no id either, although
+    Python counts it among the integers."""
+    return isinstance(value, int) and not isinstance(value, bool) and 0 < value <= _LAST_ID
 
 
 def get_job(id: int, *, using: str | None = None) -> Job | None:  # noqa: A002  the contract's name for it
@@ -235,6 +270,22 @@ def run_now(id: int, *, using: str | None = None) -> bool:  # noqa: A002
     """Make a pending job that is not due yet due now; `False` where there is none."""
     alias = resolve_alias(using)
     return _is_id(id) and write_statement(alias, lambda db: db.run_now(id, clock.now_us()))
+
+
+def reschedule(id: int, run_at: datetime, *, using: str | None = None) -> bool:  # noqa: A002
+    """Make a pending job due at `run_at` instead; `False` if there is no such job, or it is not pending.
+
+    A moment in the past means now. An expiry keeps its distance from the moment at which the job is due.
+    `InvalidOption` for anything but an aware datetime.
+    """
+    moment = aware_moment("run_at", run_at)
+    alias = resolve_alias(using)
+
+    def move(db: Operations) -> bool:
+        now = clock.now_us()
+        return db.reschedule(id, max(now, moment), now)
+
+    return _is_id(id) and write_statement(alias, move)
 
 
 def next_claim_at(queue: str, *, using: str | None = None) -> datetime | None:
