@@ -177,7 +177,7 @@ def test_a_later_second_signal_ends_run_alkstore_too_if_only_its_scheduler_is_le
 def test_a_scheduler_that_stops_while_another_process_holds_the_writer_lock_lets_the_leadership_lapse(
     start: Start,
 ) -> None:
-    process = start("run_schedules")
+    process = start("run_schedules", ALKSTORE_TEST_TIMEOUT="1000")  # a busy timeout that no test waits for
     process.wait_for("scheduler leads")
     with transaction.atomic():
         connection.cursor().execute("UPDATE django_alkstore_lock SET token = token")  # nobody else can write
