@@ -47,7 +47,6 @@ leader_stood_down = Signal()  # reason
 leadership_left = Signal()  # error, lapses_in: it could not be freed, and nobody tries again
 leader_absent = Signal()  # reason: it does not lead, and was told not to wait
 scheduler_cut_off = Signal()  # a second signal came before it had stopped
-crash_detection_off = Signal()  # reason: leases decide alone about what dead processes held
 standing_by = Signal()  # owner, expires_at
 standby_ended = Signal()  # it was told to stop
 schedule_fired = Signal()  # fire
@@ -345,7 +344,7 @@ _log(
 _log(
     crash_detection_off,
     logging.WARNING,
-    lambda reason: f"crash detection is off, so the jobs of a killed worker wait for their leases: {reason}",
+    lambda reason: f"crash detection is off, so the jobs of a killed process wait for their leases: {reason}",
 )
 _log(
     lease_lost,
@@ -398,13 +397,6 @@ _log(
     scheduler_cut_off,
     logging.WARNING,
     lambda: "scheduler cut off at a second signal; its leadership, if it could not be freed, lapses within 10 s",
-)
-_log(
-    crash_detection_off,
-    logging.WARNING,
-    lambda reason: (
-        f"crash detection is off, so jobs and the leadership of a killed process wait for their lease: {reason}"
-    ),
 )
 _log(
     standing_by,
