@@ -85,9 +85,9 @@ def _place_in_line(job: Job, now: datetime) -> str:
 def _nobody_works_on(queue: str, alias: str) -> str:
     """A sentence that says so, with the space before it; or nothing."""
     from django_alkstore.registry import registrations
-    from django_alkstore.services.presence import served
+    from django_alkstore.services import presence
 
-    if queue in served(alias):
+    if queue in presence.look(alias).served:
         return ""
     nobody = f" No worker is alive for {names.describe_queue(queue)}"
     if any(registration.queue == queue for registration in registrations()):

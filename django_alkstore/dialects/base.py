@@ -213,7 +213,7 @@ class Operations(ABC):
 
     @abstractmethod
     def held(self, claims: Sequence[tuple[int, int]]) -> set[int]:
-        """The ids of those claims, each an id and a fence, that still hold their job, whether the lease ran out or not."""
+        """The ids of those claims (id and fence each) that still hold their job, also if the lease ran out."""
 
     # Jobs put right
 

@@ -610,9 +610,14 @@ class SQLite(Dialect):
 
     @contextmanager
     def _begin_watched(self, connection: BaseDatabaseWrapper, cursor: Cursor) -> Iterator[None]:
-        with transaction.atomic(using=connection.alias):
-            self.take_writer_lock(connection, cursor, fresh=True)
-            yield
+        own = connections[connection.alias]
+        connections[connection.alias] = connection  # `atomic` takes that of the thread
+        try:
+            with transaction.atomic(using=connection.alias):
+                self.take_writer_lock(connection, cursor, fresh=True)
+                yield
+        finally:
+            connections[connection.alias] = own
 
     def is_contention(self, error: OperationalError) -> bool:
         code = getattr(error.__cause__, "sqlite_errorcode", None)

@@ -1,17 +1,23 @@
 """What the commands share: the arguments, and turning an outcome into an exit code."""
 
 import argparse
+import atexit
+import logging
 import math
+import os
+import sys
 import time
-from typing import Any
+from contextlib import suppress
+from typing import Any, TextIO, cast
 
 from django.core.exceptions import ImproperlyConfigured
 from django.core.management.base import BaseCommand, CommandError, CommandParser
 from django.db import DatabaseError, NotSupportedError, connections
 
+from django_alkstore import signals
 from django_alkstore.dialects.transactions import is_contention, resolve_alias
 from django_alkstore.models import Job
-from django_alkstore.runtime.lines import show_log
+from django_alkstore.runtime.log_handler import show_log
 from django_alkstore.runtime.loop import NotRegistered, refuse_in_memory
 from django_alkstore.services.patience import Patience
 
@@ -89,8 +95,45 @@ class AlkstoreCommand(BaseCommand):
         raise NotImplementedError
 
 
+class _StandardError:
+    """Standard error as a run command uses it: a message that cannot be written is lost, and the command goes on."""
+
+    def write(self, text: str) -> None:
+        # It may be closed (`ValueError`), missing (`AttributeError`) or full.
+        with suppress(OSError, ValueError, AttributeError):
+            sys.stderr.write(text)
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(sys.stderr, name)
+
+
+def finish_output() -> None:
+    """Flush logs, standard output and standard error for 2 s at most, as the last thing before Python ends by itself.
+
+    Python would flush them again, which would end the process with status 120 or never. So what could not be flushed
+    is left out.
+    """
+    failed = signals.flush()
+    if any(isinstance(one, logging.Handler) for one in failed):
+        atexit.unregister(logging.shutdown)
+    for name in ("stdout", "stderr"):
+        if any(one is getattr(sys, name) for one in failed):
+            nowhere = open(os.devnull, "w", encoding="utf-8")  # noqa: SIM115  it stays open until the process ends
+            setattr(sys, name, nowhere)
+            setattr(sys, f"__{name}__", nowhere)
+
+
 class RunCommand(AlkstoreCommand):
     """A command that runs until it is stopped, and says what it does through the log."""
+
+    def __init__(self, stdout: Any = None, stderr: Any = None, **options: Any) -> None:
+        super().__init__(stdout, stderr or cast("TextIO", _StandardError()), **options)
+
+    def run_from_argv(self, argv: list[str]) -> None:
+        try:
+            super().run_from_argv(argv)
+        finally:
+            finish_output()
 
     def precheck(self, alias: str) -> None:
         try:

@@ -63,11 +63,17 @@ class Upkeep:
     A worker leaves its sign of life with it.
     """
 
-    def __init__(self, alias: str, queues: Iterable[str] = (), worker_id: str | None = None) -> None:
-        """`queues`: those to sweep; a worker's own, since the jobs of others are not its to touch."""
+    def __init__(
+        self, alias: str, queues: Iterable[str] = (), worker_id: str | None = None, liveness: str | None = None
+    ) -> None:
+        """`queues`: those to sweep. A worker sweeps its own only: other workers may know handlers that it does not.
+
+        `worker_id` and `liveness`: the worker's `Liveness.holder` and `.file`; without an id no sign is left.
+        """
         self.alias = alias
         self._queues = tuple(queues)
         self._worker_id = worker_id
+        self._liveness = liveness
         self._due_at = self._sign_due_at = clock.monotonic()
         self._removed: Counter[str] = Counter()
 
@@ -97,19 +103,15 @@ class Upkeep:
             self._removed.clear()
 
     def end(self) -> None:
-        """Take the sign of life back. Where that cannot be written, it lapses by itself."""
-        if self._worker_id is None:
-            return
-        try:
+        """Take back the sign of life. It lapses by itself if that cannot be written."""
+        if self._worker_id is not None:
             presence.take_back(self.alias, self._worker_id)
-        except DatabaseError as error:
-            signals.emit(signals.database_trouble, doing="taking back the sign of life", error=error, pause=0.0)
 
     def _sign(self) -> None:
         """Leave the sign of life, and take away what the dead have left. It is no reason not to work."""
         try:
             if self._worker_id is not None:
-                presence.leave(self.alias, self._worker_id, self._queues)
+                presence.leave(self.alias, self._worker_id, self._queues, self._liveness)
             presence.remove_lapsed(self.alias)
         except DatabaseError as error:
             if is_contention(self.alias, error):

@@ -9,13 +9,13 @@ import pytest
 from django_alkstore.dialects.liveness import Liveness
 from django_alkstore.models import Job
 from django_alkstore.services import enqueue_many
-from tests.concurrency.claimer import claim, watch_for_deaths
+from tests.claimer import claim, watch_for_deaths
 from tests.processes import Process
 
 pytestmark = pytest.mark.django_db(transaction=True)
 
 CLAIM = """
-from tests.concurrency.claimer import *
+from tests.claimer import *
 liveness = claim_and_tell("mail")
 """
 LISTEN = CLAIM + "obey(die=die)"

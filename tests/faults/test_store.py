@@ -15,6 +15,7 @@ from typing import Any, BinaryIO
 
 import pytest
 from django.db import DatabaseError, OperationalError, connection, connections
+from django_alkstore.runtime.rounds import IN_LINE
 
 from django_alkstore import services, signals
 from django_alkstore.clock import ManualClock
@@ -23,7 +24,6 @@ from django_alkstore.dialects.base import Change, DatabaseReplaced
 from django_alkstore.dialects.watch import Watch
 from django_alkstore.models import Job
 from django_alkstore.runtime.loop import chosen
-from django_alkstore.runtime.rounds import IN_LINE
 from django_alkstore.runtime.scheduler import schedule_until
 from django_alkstore.runtime.worker import Worker
 from django_alkstore.services import waiting

@@ -510,3 +510,8 @@ def atomic_late(job: JobHandle) -> None:
     while job.lease_expires_at > clock.now():
         threading.Event().wait(0.02)
     raise Discard("the real reason")
+
+
+@handler("print")
+def print_payload(job: JobHandle) -> None:
+    print(job.payload)
