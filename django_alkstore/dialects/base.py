@@ -305,12 +305,16 @@ class Operations(ABC):
         """The earliest next boundary of an enabled schedule."""
 
     @abstractmethod
-    def move_schedule(self, schedule_id: int, now: int, next_fire_at: int, last_fire_at: int) -> None:
-        """Set where the schedule goes on, and the last boundary that it fired."""
+    def move_schedule(self, schedule_id: int, boundary: int, now: int, next_fire_at: int, last_fire_at: int) -> bool:
+        """Set the schedule's next boundary and the last that it fired. Takes effect only while `boundary` is the next.
+
+        So a schedule that was declared anew, or moved, since it was read is left as it is. *One statement.*
+        """
 
     @abstractmethod
-    def pause_broken(self, schedule_id: int, now: int, error: str) -> None:
-        """Pause a schedule that cannot be read, with the reason on its row."""
+    def pause_broken(self, schedule_id: int, boundary: int, now: int, error: str) -> bool:
+        """Pause a schedule that cannot be read, with the reason on its row. Takes effect only while `boundary` is the
+        next. *One statement.*"""
 
 
 class Dialect(ABC):

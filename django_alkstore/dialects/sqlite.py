@@ -264,8 +264,12 @@ SELECT {_columns(StoredSchedule._fields, "name", "spec", "queue", "payload")} FR
 WHERE enabled AND next_fire_at <= %s ORDER BY next_fire_at LIMIT %s
 """
 NEXT_BOUNDARY = f"SELECT next_fire_at FROM {SCHEDULE} WHERE enabled ORDER BY next_fire_at LIMIT 1"
-MOVE_SCHEDULE = f"UPDATE {SCHEDULE} SET next_fire_at = %s, last_fire_at = %s, updated_at = %s WHERE id = %s"
-PAUSE_BROKEN = f"UPDATE {SCHEDULE} SET enabled = 0, last_error = %s, updated_at = %s WHERE id = %s"
+MOVE_SCHEDULE = f"""
+UPDATE {SCHEDULE} SET next_fire_at = %s, last_fire_at = %s, updated_at = %s WHERE id = %s AND next_fire_at = %s
+"""
+PAUSE_BROKEN = f"""
+UPDATE {SCHEDULE} SET enabled = 0, last_error = %s, updated_at = %s WHERE id = %s AND next_fire_at = %s
+"""
 
 
 @lru_cache(maxsize=256)
@@ -576,11 +580,11 @@ class SQLiteOperations(Operations):
         row = self.cursor.execute(NEXT_BOUNDARY).fetchone()
         return None if row is None else _whole(row[0])
 
-    def move_schedule(self, schedule_id: int, now: int, next_fire_at: int, last_fire_at: int) -> None:
-        self.cursor.execute(MOVE_SCHEDULE, (next_fire_at, last_fire_at, now, schedule_id))
+    def move_schedule(self, schedule_id: int, boundary: int, now: int, next_fire_at: int, last_fire_at: int) -> bool:
+        return self._took_effect(MOVE_SCHEDULE, (next_fire_at, last_fire_at, now, schedule_id, boundary))
 
-    def pause_broken(self, schedule_id: int, now: int, error: str) -> None:
-        self.cursor.execute(PAUSE_BROKEN, (error, now, schedule_id))
+    def pause_broken(self, schedule_id: int, boundary: int, now: int, error: str) -> bool:
+        return self._took_effect(PAUSE_BROKEN, (error, now, schedule_id, boundary))
 
     def _took_effect(self, text: str, params: tuple[Any, ...]) -> bool:
         self.cursor.execute(text, params)
