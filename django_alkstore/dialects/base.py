@@ -35,6 +35,12 @@ class Change(Protocol):
         Any thread may ask.
         """
 
+    def renew(self) -> None:
+        """Close the connection; the next call of `version` opens another. The version after that differs from before.
+
+        A connection keeps files open that somebody may have repaired since.
+        """
+
     def watched_file(self) -> str | None:
         """The file whose writes announce a commit, or `None` where there is none."""
 
@@ -363,3 +369,7 @@ class Dialect(ABC):
     @abstractmethod
     def change(self, using: str) -> Change:
         """Open a connection that sees the commits of others."""
+
+    @abstractmethod
+    def write_obstacle(self, connection: BaseDatabaseWrapper) -> str | None:
+        """Say what keeps this process from writing, by file and owner; None if nothing of that kind is known."""
