@@ -65,6 +65,7 @@ def row(payload: str = "null", **columns: Any) -> dict[str, Any]:
         "fence": 0,
         "worker_id": None,
         "lease_expires_at": None,
+        "liveness": None,
         "unique_key": None,
         "schedule": None,
         "fire_at": None,
@@ -72,6 +73,9 @@ def row(payload: str = "null", **columns: Any) -> dict[str, Any]:
         "last_error": None,
         "created_at": now,
         "finished_at": None,
+        "started_at": None,
+        "last_attempted_at": None,
+        "worker_ids": "[]",
         **columns,
     }
 

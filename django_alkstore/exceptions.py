@@ -7,20 +7,25 @@ from datetime import datetime, timedelta
 
 __all__ = [
     "AlkstoreError",
+    "Cancelled",
     "Discard",
     "DuplicateJob",
+    "Expired",
     "InvalidName",
     "InvalidOption",
     "InvalidPayload",
     "InvalidSpec",
     "LeadershipLost",
+    "LeaseExpired",
     "LeaseLost",
     "LockHeld",
     "LockLost",
     "ReservedName",
     "Retry",
     "Snooze",
+    "TimeLimitExceeded",
     "TransactionRequired",
+    "WorkerDied",
 ]
 
 
@@ -111,6 +116,26 @@ class LockLost(AlkstoreError):
 
 class LeadershipLost(AlkstoreError):
     """Another scheduler leads: this one could not take the leadership, or has lost it. It fired nothing since."""
+
+
+class WorkerDied(AlkstoreError):
+    """Never raised; named as `exception` in `Job.errors`: the worker's process ended during the attempt."""
+
+
+class LeaseExpired(AlkstoreError):
+    """Never raised; named as `exception` in `Job.errors`: the lease ran out during the attempt."""
+
+
+class TimeLimitExceeded(AlkstoreError):
+    """Never raised; named as `exception` in `Job.errors`: the handler ran for longer than its `time_limit`."""
+
+
+class Expired(AlkstoreError):
+    """Never raised; named as `exception` in `Job.errors`: the job's `expires_at` passed before its claim."""
+
+
+class Cancelled(AlkstoreError):
+    """Never raised: names the end of a job that was cancelled."""
 
 
 def _describe_delay(delay: float | timedelta | None) -> str:

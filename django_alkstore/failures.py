@@ -3,7 +3,9 @@
 import json
 import traceback
 from datetime import datetime
-from typing import Any, TypedDict
+from typing import Any, NamedTuple, TypedDict
+
+from django_alkstore.exceptions import Expired, LeaseExpired, TimeLimitExceeded, WorkerDied
 
 MAX_ERRORS = 20
 MAX_TEXT = 10_000
@@ -23,18 +25,51 @@ class Failure(TypedDict):
     """ISO 8601 in UTC."""
     error: str
     traceback: str
-    """Empty where the failure was not an exception."""
+    """Empty if the failure was not an exception."""
+    exception: str
+    """The dotted path of the exception's class, or of the class that stands for what happened; empty for a text that
+    was given as the error."""
 
 
-def describe(error: object) -> tuple[str, str]:
-    """`error` (a string or an exception) as two texts that any database can hold: the error, its traceback."""
+class Described(NamedTuple):
+    """An error as texts that any database can hold."""
+
+    error: str
+    traceback: str = ""
+    exception: str = ""
+
+
+def describe(error: object) -> Described:
+    """`error`: a string or an exception."""
     if issubclass(type(error), BaseException):  # `isinstance` would ask the error itself
-        return _cut_end(_clean(_exception_line(error))), _cut_middle(_clean(_format_traceback(error)))
-    return _cut_end(_clean(error if isinstance(error, str) else repr(error))), ""
+        return Described(
+            _cut_end(_clean(_exception_line(error))),
+            _cut_middle(_clean(_format_traceback(error))),
+            _cut_end(_clean(_path_of(type(error)))),
+        )
+    return Described(_cut_end(_clean(error if isinstance(error, str) else repr(error))))
 
 
-def failure(attempt: int, at: datetime, error: str, traceback_text: str = "") -> Failure:
-    return {"attempt": attempt, "at": at.isoformat(), "error": error, "traceback": traceback_text}
+def _path_of(kind: type) -> str:
+    return f"{kind.__module__}.{kind.__qualname__}"
+
+
+_STANDS_FOR = {
+    LEASE_EXPIRED: _path_of(LeaseExpired),
+    WORKER_DIED: _path_of(WorkerDied),
+    EXPIRED: _path_of(Expired),
+    TIME_LIMIT: _path_of(TimeLimitExceeded),
+}
+
+
+def describe_reason(reason: str) -> Described:
+    """One of the library's own reasons, for which no exception was raised."""
+    return Described(reason, "", _STANDS_FOR[reason])
+
+
+def failure(attempt: int, at: datetime, described: Described) -> Failure:
+    """The entry of an attempt that failed."""
+    return {"attempt": attempt, "at": at.isoformat(), **described._asdict()}  # type: ignore[typeddict-item]
 
 
 def append(history: bytes | str, entry: Failure) -> str:
@@ -52,7 +87,7 @@ def append(history: bytes | str, entry: Failure) -> str:
             **entry,
             "error": _cut_end(f"unreadable history: {_clean(text)}"),
         }
-        entries = [unreadable | {"traceback": ""}]
+        entries = [unreadable | {"traceback": "", "exception": ""}]
     # In ASCII: what something else wrote may hold what UTF-8 cannot.
     return json.dumps([*entries, entry][-MAX_ERRORS:])
 

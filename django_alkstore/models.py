@@ -148,7 +148,7 @@ class Lock(models.Model):
     acquired_at = InstantField()
     expires_at = InstantField()
     liveness = models.CharField(
-        max_length=64, null=True, help_text="The liveness file of the scheduler or worker that holds it."
+        max_length=64, null=True, blank=True, help_text="The liveness file of the scheduler or worker that holds it."
     )
 
     def __str__(self) -> str:

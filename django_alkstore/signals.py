@@ -6,8 +6,11 @@ keyword arguments as listed beside each event.
 """
 
 import logging
+import threading
 import traceback
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from functools import partial
 from typing import Any
 
 from django.dispatch import Signal
@@ -19,6 +22,7 @@ logger = logging.getLogger("django_alkstore")
 nothing_registered = Signal()
 jobs_unhandled = Signal()  # due: the number of due jobs by queue
 worker_started = Signal()  # database, queues, concurrency, pid, worker_id
+crash_detection_off = Signal()  # reason
 worker_stopping = Signal()  # reason, running
 worker_stopped = Signal()  # completed, failed
 worker_gave_back = Signal()  # job_ids, reason
@@ -30,6 +34,7 @@ job_retried = Signal()  # job, seconds, error, traceback, asked_for, retry_in
 job_died = Signal()  # job, seconds, error, traceback, asked_for: by Retry or Discard
 job_raised_late = Signal()  # job, error, traceback: after the handler had settled the job itself
 job_snoozed = Signal()  # job, delay
+job_locked_out = Signal()  # job, error, delay: the database was locked, and the attempt does not count
 lease_lost = Signal()  # job, what, traceback
 job_lapsed = Signal()  # job_id, queue, dead
 job_abandoned = Signal()  # job_id, queue, worker_id, dead: its worker died
@@ -62,8 +67,48 @@ only_listener: Callable[[int, str], None] | None = None
 """Takes level and message, where nobody else would see a record: making one costs more than a short job."""
 
 
+class _Thread(threading.local):
+    post: Callable[[Callable[[], None]], object] | None = None
+
+
+_thread = _Thread()
+
+
+@contextmanager
+def passed_to(post: Callable[[Callable[[], None]], object]) -> Iterator[None]:
+    """Inside, this thread sends no event itself: it passes on a function that sends it."""
+    before, _thread.post = _thread.post, post
+    try:
+        yield
+    finally:
+        _thread.post = before
+
+
+@contextmanager
+def held_back() -> Iterator[None]:
+    """Inside, the events of this thread are kept; they are sent at its end. For blocks that hold a lock."""
+    kept: list[Callable[[], None]] = []
+    post = _thread.post
+    try:
+        with passed_to(kept.append):
+            yield
+    finally:
+        for send in kept:
+            if post is None:
+                send()
+            else:
+                post(send)
+
+
 def emit(event: Signal, **data: Any) -> None:
-    """Log `event` and send it. A receiver's error is logged and goes no further."""
+    """Log `event` and send it. An error of a log handler or of a receiver goes no further."""
+    if _thread.post is not None:
+        _thread.post(partial(_send, event, data))
+    else:
+        _send(event, data)
+
+
+def _send(event: Signal, data: dict[str, Any]) -> None:
     level, say = _words[event]
     if not logger.isEnabledFor(level):
         pass
@@ -80,7 +125,7 @@ def emit(event: Signal, **data: Any) -> None:
         event.send_robust(sender=None, **data)
 
 
-def flush() -> None:
+def flush(timeout: float = 2.0) -> None:
     """Let what was logged be written: the process may end without another chance."""
     current: logging.Logger | None = logger
     while current is not None:
@@ -201,6 +246,19 @@ _log(
     ),
 )
 _log(job_snoozed, logging.INFO, lambda job, delay: f"snoozed {_job(job)} for {delay:g} s")
+_log(
+    job_locked_out,
+    logging.WARNING,
+    lambda job, error, delay: (
+        f"locked out {_job(job)} ({_attempt(job)}, which does not count), again in {delay:.1f} s: {_short(error)}. "
+        'OPTIONS["transaction_mode"] = "IMMEDIATE" and a longer OPTIONS["timeout"] of the database prevent this'
+    ),
+)
+_log(
+    crash_detection_off,
+    logging.WARNING,
+    lambda reason: f"crash detection is off, so the jobs of a killed worker wait for their leases: {reason}",
+)
 _log(
     lease_lost,
     logging.WARNING,

@@ -200,6 +200,10 @@ class Operations(ABC):
     def renew(self, claim: Claim, lease_expires_at: int) -> bool:
         """Let the claim's lease end at `lease_expires_at`. *One statement.*"""
 
+    @abstractmethod
+    def held(self, claims: Sequence[tuple[int, int]]) -> set[int]:
+        """The ids of those claims, each an id and a fence, that still hold their job, whether the lease ran out or not."""
+
     # Jobs put right
 
     @abstractmethod

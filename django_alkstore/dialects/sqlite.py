@@ -268,6 +268,11 @@ def _joined(worker_id: str) -> str:
     return json.dumps(worker_id) + "]"
 
 
+@lru_cache(maxsize=256)
+def _held_text(count: int) -> str:
+    return f"SELECT id FROM {JOB} WHERE state = 'processing' AND ({' OR '.join(['(id = %s AND fence = %s)'] * count)})"
+
+
 _MAX_ACKS = 100
 """Claims in one statement: three variables each, and SQLite's own limit was 999 for a long time."""
 
@@ -473,6 +478,14 @@ class SQLiteOperations(Operations):
 
     def renew(self, claim: Claim, lease_expires_at: int) -> bool:
         return self._took_effect(RENEW, (lease_expires_at, *claim))
+
+    def held(self, claims: Sequence[tuple[int, int]]) -> set[int]:
+        found: set[int] = set()
+        for start in range(0, len(claims), _MAX_ACKS):
+            some = claims[start : start + _MAX_ACKS]
+            self.cursor.execute(_held_text(len(some)), [value for claim in some for value in claim])
+            found.update(row[0] for row in self.cursor.fetchall())
+        return found
 
     def lapsed(self, queue: str, now: int, limit: int) -> list[LapsedJob]:
         self.cursor.execute(LAPSED, (queue, now, limit))

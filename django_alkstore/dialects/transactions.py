@@ -162,8 +162,11 @@ def write_operations(using: str, body: Callable[[Operations], T]) -> T:
     By itself such a transaction needs none of what Django keeps account of in an `atomic` block.
     """
     connection = connections[using]
-    if is_open(connection):
-        return write_transaction(using, body)
+    return write_transaction(using, body) if is_open(connection) else write_on(connection, body)
+
+
+def write_on(connection: BaseDatabaseWrapper, body: Callable[[Operations], T]) -> T:
+    """As `write_operations`, on a connection with no open transaction. It need not be that of this thread."""
     dialect = dialect_of(connection)
 
     def run() -> T:
@@ -175,7 +178,11 @@ def write_operations(using: str, body: Callable[[Operations], T]) -> T:
 
 def read(using: str, body: Callable[[Operations], T]) -> T:
     """Run reading operations."""
-    connection = connections[using]
+    return read_on(connections[using], body)
+
+
+def read_on(connection: BaseDatabaseWrapper, body: Callable[[Operations], T]) -> T:
+    """As `read`, on a connection that need not be that of this thread."""
     dialect = dialect_of(connection)
     with dialect.open_cursor(connection) as cursor:
         return body(dialect.operations(cursor))
@@ -187,7 +194,11 @@ _limits: "WeakKeyDictionary[BaseDatabaseWrapper, tuple[object, float]]" = WeakKe
 
 def limit_wait(using: str, seconds: float) -> None:
     """Let this thread's calls wait in line no longer than this, as one must that has other things to look after."""
-    connection = connections[using]
+    limit_wait_on(connections[using], seconds)
+
+
+def limit_wait_on(connection: BaseDatabaseWrapper, seconds: float) -> None:
+    """As `limit_wait`, on a connection that need not be that of this thread. Opens it."""
     connection.ensure_connection()
     raw, _ = _limits.get(connection, (None, 0.0))
     if raw is not connection.connection:

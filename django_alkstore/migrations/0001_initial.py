@@ -20,6 +20,7 @@ class Migration(migrations.Migration):
                 (
                     "liveness",
                     models.CharField(
+                        blank=True,
                         help_text="The liveness file of the scheduler or worker that holds it.",
                         max_length=64,
                         null=True,

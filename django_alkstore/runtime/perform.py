@@ -1,17 +1,18 @@
 """Running one handler: whatever it does, what comes back is an ending."""
 
 import os
+import random
 import threading
 from collections.abc import Awaitable, Callable, Sequence
 from contextlib import suppress
-from typing import NamedTuple
+from typing import NamedTuple, cast
 
 from django.db import DatabaseError, OperationalError, connections, transaction
 from django.db.backends.base.base import BaseDatabaseWrapper
 from django.db.backends.signals import connection_created
 from django.dispatch import receiver
 
-from django_alkstore import clock, signals
+from django_alkstore import clock, failures, signals
 from django_alkstore.dialects import dialect_of
 from django_alkstore.dialects.transactions import busy_timeout, is_contention, is_left_open, turn
 from django_alkstore.registry import Registration
@@ -24,36 +25,90 @@ class Ending(NamedTuple):
     """How an attempt ended, and how long it took."""
 
     outcome: Outcome | None
-    """`None`: there is nothing left to write, since the handler, or its transaction, has settled the job."""
+    """None if nothing is left to write, since the handler or its transaction has settled the job."""
     seconds: float
     by_database: bool = False
-    """Was it a database error that ended it?"""
+    """True if a database error ended it."""
 
 
 BUSY_PAUSE = 1.0
 """Seconds until an atomic job that did not get the writer lock is tried again."""
+LOCK_ERRORS_IN_A_ROW = 3
+"""How often a job that ends with a lock error of the database is tried again without spending an attempt."""
+LONGEST_LOCK_PAUSE = 0.5
+"""Seconds until the next attempt after a lock error; at least a fifth of it."""
+
+_random = random.Random()
+
+
+class _LockErrors:
+    """How many attempts of a job have ended with a lock error in a row, in this process."""
+
+    MOST_JOBS = 10_000
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._counts: dict[tuple[str, int], int] = {}
+
+    def is_to_be_tried_again(self, job: JobHandle) -> bool:
+        """Count another one. False if there have been enough."""
+        key = (job.using, job.id)
+        with self._lock:
+            count = self._counts.pop(key, 0) + 1
+            if count > LOCK_ERRORS_IN_A_ROW:
+                return False
+            self._counts[key] = count
+            if len(self._counts) > self.MOST_JOBS:
+                del self._counts[next(iter(self._counts))]  # the one that was counted first
+            return True
+
+    def forget(self, job: JobHandle) -> None:
+        """The attempt ended in another way."""
+        if self._counts:
+            with self._lock:
+                self._counts.pop((job.using, job.id), None)
+
+
+_lock_errors = _LockErrors()
 
 
 def perform(
-    registration: Registration, job: JobHandle, await_result: Callable[[Awaitable[object]], None] = await_here
+    registration: Registration,
+    job: JobHandle,
+    await_result: Callable[[Awaitable[object]], None] = await_here,
+    on_writer_lock: Callable[[], object] = float,
 ) -> Ending:
-    """Run the handler on `job` in this thread. Never raises, whatever the handler raises."""
+    """Run the handler on `job` in this thread. Never raises, whatever the handler raises.
+
+    `on_writer_lock`: called when an atomic handler has the writer lock and is about to begin.
+    """
     started = clock.monotonic()
     outcome: Outcome | None = ACK
     by_database = False
     process = os.getpid()
     try:
         if registration.atomic:
-            outcome = _run_in_transaction(registration, job, process)
+            outcome = _run_in_transaction(registration, job, process, on_writer_lock)
         else:
             run_to_end(registration.target, job, await_result)
     except BaseException as error:  # noqa: BLE001  SystemExit and its kind end the attempt, not the worker
-        outcome = outcome_of(error)
-        by_database = issubclass(type(error), DatabaseError)  # past what it says that it is
+        by_database = issubclass(type(error), DatabaseError)  # `isinstance` would ask the error itself
+        outcome = _outcome_of(job, error)
     else:
+        _lock_errors.forget(job)
         outcome = None if job.settled else outcome
     _end_forked_child(process)
     return Ending(outcome, clock.monotonic() - started, by_database)
+
+
+def _outcome_of(job: JobHandle, error: BaseException) -> Outcome:
+    if issubclass(type(error), OperationalError) and is_contention(job.using, cast("OperationalError", error)):
+        if _lock_errors.is_to_be_tried_again(job):
+            delay = _random.uniform(LONGEST_LOCK_PAUSE / 5, LONGEST_LOCK_PAUSE)
+            return Outcome(Kind.GIVE_BACK, failures.describe(error)[0], delay=delay)
+    else:
+        _lock_errors.forget(job)
+    return outcome_of(error)
 
 
 def _end_forked_child(process: int) -> None:
@@ -65,19 +120,22 @@ def _end_forked_child(process: int) -> None:
         os._exit(0)
 
 
-def _run_in_transaction(registration: Registration, job: JobHandle, process: int) -> Outcome | None:
-    """The handler's rows and the ack commit together; what is left to write.
+def _run_in_transaction(
+    registration: Registration, job: JobHandle, process: int, on_writer_lock: Callable[[], object]
+) -> Outcome | None:
+    """Commit the handler's rows and the ack together. Returns what is left to write.
 
-    The transaction takes the writer lock first: a handler that read and then wrote would otherwise be refused
-    by SQLite whenever another had written in between. Where the lock is not to be had, the handler has not run,
-    and no attempt is spent.
+    The transaction takes the writer lock first: SQLite would otherwise refuse a handler that reads and then writes
+    whenever another process has written in between. If the lock is not free within the busy timeout, the handler has
+    not run, and no attempt is spent.
     """
     running = False
     try:
         with turn(job.using, busy_timeout(job.using)), transaction.atomic(using=job.using):
             if not job.hold(registration.time_limit):
-                return RELEASE  # another has the job by now: the handler has not run, and nothing is to be written
+                return RELEASE  # another worker has the job by now: the handler has not run
             running = True
+            on_writer_lock()
             try:
                 run_to_end(registration.target, job)
             finally:
@@ -86,7 +144,7 @@ def _run_in_transaction(registration: Registration, job: JobHandle, process: int
     except OperationalError as error:
         if running or not is_contention(job.using, error):
             raise
-        return Outcome(Kind.GIVE_BACK, delay=BUSY_PAUSE)
+        return Outcome(Kind.GIVE_BACK, failures.describe(error)[0], delay=BUSY_PAUSE)
     return None
 
 

@@ -144,7 +144,8 @@ def bury_unreadable(row: ClaimedJob, error: Exception, db: Operations) -> None:
     """Make a claimed job that cannot be read dead, at once: no attempt can help."""
     now = clock.now_us()
     reason = f"unreadable payload: {error}"
-    entry = failures.failure(row.attempts, from_us(now), failures.describe(reason)[0])
+    described = failures.describe(error)._replace(error=failures.describe(reason).error, traceback="")
+    entry = failures.failure(row.attempts, from_us(now), described)
     if db.bury((row.id, row.fence, now), now, failures.append(row.errors, entry), entry["error"]):
         signals.emit(signals.job_unreadable, job_id=row.id, queue=row.queue, reason=reason)
 
@@ -187,7 +188,7 @@ def sweep_batch(queue: str, as_of: int | None, db: Operations) -> Swept:
     reopened: list[tuple[str, str, int]] = []
     closed: list[tuple[str, str, int]] = []
     for lapsed in db.lapsed(queue, now, SWEEP_BATCH):
-        entry = failures.failure(lapsed.attempts, at, failures.LEASE_EXPIRED)
+        entry = failures.failure(lapsed.attempts, at, failures.describe_reason(failures.LEASE_EXPIRED))
         change = (failures.append(lapsed.errors, entry), failures.LEASE_EXPIRED, lapsed.id)
         if lapsed.attempts < lapsed.max_attempts:
             reopened.append(change)
@@ -196,7 +197,7 @@ def sweep_batch(queue: str, as_of: int | None, db: Operations) -> Swept:
             closed.append(change)
             swept.spent.append(lapsed.id)
     for expired in db.expired(queue, now, SWEEP_BATCH):
-        entry = failures.failure(expired.attempts, at, failures.EXPIRED)
+        entry = failures.failure(expired.attempts, at, failures.describe_reason(failures.EXPIRED))
         closed.append((failures.append(expired.errors, entry), failures.EXPIRED, expired.id))
         swept.expired.append(expired.id)
     if reopened:

@@ -79,6 +79,7 @@ class JobHandle:
     __slots__ = (
         "_lease_lost",
         "_row",
+        "_stopping",
         "attempt",
         "fence",
         "id",
@@ -109,6 +110,7 @@ class JobHandle:
         self.settled = False
         """Did one of this handle's own calls end the claim, and was that committed?"""
         self._lease_lost: threading.Event | None = None
+        self._stopping: threading.Event | None = None
 
     def __repr__(self) -> str:
         return f"<JobHandle {self.id} in {self.queue}, attempt {self.attempt} of {self.max_attempts}>"
@@ -169,9 +171,16 @@ class JobHandle:
     def lease_lost(self) -> threading.Event:
         """Set once the lease is known to be lost: a long handler can look, and stop."""
         if self._lease_lost is None:
-            with _making_events:  # the handler's thread and the one that runs the round may both be the first to ask
+            with _making_events:  # the thread of the handler and that of the keeper may both be the first
                 self._lease_lost = self._lease_lost or threading.Event()
         return self._lease_lost
+
+    @property
+    def stopping(self) -> threading.Event:
+        """Set once the worker is told to stop: a long handler can save its place and raise `Snooze(0)`."""
+        if self._stopping is None:
+            self._stopping = threading.Event()
+        return self._stopping
 
     @property
     def is_lost(self) -> bool:

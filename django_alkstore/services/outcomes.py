@@ -26,6 +26,8 @@ class Outcome(NamedTuple):
     kind: Kind
     error: str = ""
     traceback: str = ""
+    exception: str = ""
+    """The dotted path of the exception's class; empty if there is none."""
     delay: float | None = None
     """Seconds; for RETRY `None` is the curve, for GIVE_BACK `None` leaves `run_at` as it was."""
     asked_for: bool = False
@@ -34,6 +36,8 @@ class Outcome(NamedTuple):
 
 ACK = Outcome(Kind.ACK)
 RELEASE = Outcome(Kind.GIVE_BACK)
+TIME_LIMIT = Outcome(Kind.RETRY, *failures.describe_reason(failures.TIME_LIMIT))
+"""The handler has run for longer than its time limit."""
 
 
 class Claimed(Protocol):
@@ -104,7 +108,9 @@ def apply(db: Operations, job: Claimed, outcome: Outcome, now: int, held_at: int
         return bool(ack_all(db, [claim], now))
     if outcome.kind is Kind.GIVE_BACK:
         return db.give_back(claim, None if outcome.delay is None else _later(now, outcome.delay))
-    entry = failures.failure(job.attempt, from_us(now), outcome.error, outcome.traceback)
+    entry = failures.failure(
+        job.attempt, from_us(now), failures.Described(outcome.error, outcome.traceback, outcome.exception)
+    )
     errors = failures.append(job.history, entry)
     wait = wait_before_retry(job, outcome)
     if wait is None:

@@ -1,6 +1,7 @@
 """How a loop goes on after a database error: it says so, waits longer each time, and says when it is over."""
 
 from django.db import DatabaseError, connections
+from django.db.backends.base.base import BaseDatabaseWrapper
 
 from django_alkstore import clock, signals
 from django_alkstore.dialects.transactions import is_contention
@@ -17,9 +18,11 @@ LONGEST_FAULT_PAUSE = 15.0
 class Patience:
     """The pauses of one loop; `doing` says what it does, for the log."""
 
-    def __init__(self, doing: str, alias: str) -> None:
+    def __init__(self, doing: str, alias: str, connection: BaseDatabaseWrapper | None = None) -> None:
+        """`connection`: the one that is closed after a fault. Default: that of the thread."""
         self.doing = doing
         self.alias = alias
+        self._connection = connection
         self._pause = 0.0
         self._quiet = 0.0
         self._say_at = 0.0
@@ -29,7 +32,7 @@ class Patience:
 
         What goes on for long is said less and less often.
         """
-        connection = connections[self.alias]
+        connection = connections[self.alias] if self._connection is None else self._connection
         contention = is_contention(self.alias, error)
         longest = LONGEST_CONTENTION_PAUSE if contention else LONGEST_FAULT_PAUSE
         self._pause = min(max(self._pause * 2, FIRST_PAUSE), longest)

@@ -55,6 +55,7 @@ def test_a_taken_lock_is_a_row_with_owner_token_and_end_and_a_released_one_is_fr
             "token": handle.token,
             "acquired_at": clock.now(),
             "expires_at": clock.now() + timedelta(seconds=30),
+            "liveness": None,
         }
     ]
     assert isinstance(handle.token, int)

@@ -59,7 +59,9 @@ def test_a_failed_job_is_dead_whatever_attempts_are_left(clock: ManualClock) -> 
     assert handle.fail("no use") is True
     job = get_job(handle.id)
     assert (job.state, job.last_error, job.attempts, job.finished_at) == ("dead", "no use", 1, clock.now())
-    assert job.errors == [{"attempt": 1, "at": clock.now().isoformat(), "error": "no use", "traceback": ""}]
+    assert job.errors == [
+        {"attempt": 1, "at": clock.now().isoformat(), "error": "no use", "traceback": "", "exception": ""}
+    ]
 
 
 def test_a_retried_job_is_pending_again_after_the_delay(clock: ManualClock) -> None:
@@ -481,7 +483,8 @@ def test_an_exception_is_kept_as_its_class_and_message_with_the_traceback(end: s
     assert getattr(handle, end)(raised(Shouting("boo")))
     job = get_job(handle.id)
     [entry] = job.errors
-    assert set(entry) == {"attempt", "at", "error", "traceback"}
+    assert set(entry) == {"attempt", "at", "error", "traceback", "exception"}
+    assert entry["exception"] == f"{__name__}.Shouting"
     assert entry["error"] == job.last_error == "Shouting: boo"
     assert "Traceback" in entry["traceback"]
     assert "test_queues_handles.py" in entry["traceback"]

@@ -95,7 +95,7 @@ def told(error: object) -> str:
 
 def entries(errors: list[dict[str, Any]]) -> tuple[model.Failure, ...]:
     """A job's `errors` as the model has them."""
-    assert all(set(entry) == {"attempt", "at", "error", "traceback"} for entry in errors)
+    assert all(set(entry) == {"attempt", "at", "error", "traceback", "exception"} for entry in errors)
     assert all(isinstance(entry["traceback"], str) for entry in errors)
     return tuple(model.Failure(e["attempt"], datetime.fromisoformat(e["at"]), e["error"]) for e in errors)
 

@@ -147,7 +147,7 @@ def test_statements_are_seen_by_what_has_wrapped_djangos_cursor(monkeypatch: pyt
 
 
 def test_a_history_that_utf8_cannot_hold_can_be_added_to() -> None:
-    entry = failures.failure(1, datetime(2026, 1, 1, tzinfo=UTC), "new")
+    entry = failures.failure(1, datetime(2026, 1, 1, tzinfo=UTC), failures.Described("new"))
     assert failures.append(b'["\\ud800"]', entry).encode()
 
 

@@ -9,7 +9,7 @@ stay open between jobs as the handler's own do. In any other thread (`asyncio.to
 import asyncio
 import contextvars
 from collections.abc import Awaitable, Callable, Coroutine
-from concurrent.futures import Executor
+from concurrent.futures import Executor, Future
 from contextlib import suppress
 from typing import Any, TypeVar, TypeVarTuple
 
@@ -21,6 +21,18 @@ from django_alkstore.services.handles import ended
 
 T = TypeVar("T")
 Ts = TypeVarTuple("Ts")
+
+
+LONGEST_TIDY = 1.0
+"""Seconds to wait for a function that a handler called by `sync_to_async` and did not wait for."""
+
+_abandoned: list[Future[bool]] = []
+"""One for each thread that is kept by such a function; done once the function has ended. Only ever appended to."""
+
+
+def has_abandoned_threads() -> bool:
+    """True while such a thread runs. Python would wait for it at the end of the process."""
+    return any(not tidied.done() for tidied in _abandoned)
 
 
 class Host:
@@ -46,13 +58,23 @@ class Host:
     def tidy(self, own: str, *, afresh: bool) -> bool:
         """As `tidy_connections`, in the other thread, if anything has run there since the last time.
 
-        Not by way of the loop: a handler may have left in it what stops it.
+        Not through the loop: a handler may have left something in it that stops it.
         """
         if self._runner is None or not self._loop.has_used_threads:
             return False
         self._loop.has_used_threads = False
         executor = SyncToAsync.context_to_thread_executor.get(self._threads)
-        return executor is not None and executor.submit(tidy_connections, own, afresh=afresh).result()
+        if executor is None:
+            return False
+        tidied = executor.submit(tidy_connections, own, afresh=afresh)
+        try:
+            return tidied.result(LONGEST_TIDY)
+        except TimeoutError:
+            # The handler has given up waiting for a function that still runs there. The next job gets other threads.
+            _abandoned.append(tidied)
+            self._loop.close()
+            self._runner = None
+            return False
 
     def close(self) -> None:
         """Waits for what still runs in other threads."""

@@ -1,0 +1,46 @@
+"""Sends the events about what a transaction of the worker has changed. Foreign code runs here: no lock is held."""
+
+from django_alkstore import signals
+from django_alkstore.runtime.crew import Crew, Result, Run
+from django_alkstore.runtime.perform import announce_failure
+from django_alkstore.runtime.writing import Written
+from django_alkstore.services.outcomes import Kind
+
+
+def announce(crew: Crew, written: Written, lost: list[Run]) -> None:
+    """Count and announce the results, the leases that a renewal found to be lost, and the swept jobs."""
+    completed = failed = 0
+    for result, took_effect in written.results:
+        run, outcome = result.run, result.outcome
+        if not took_effect:
+            _announce_refused(result)
+        elif outcome.kind is Kind.ACK:
+            completed += 1
+            signals.emit(signals.job_completed, job=run.job, seconds=result.seconds)
+        elif outcome.kind is not Kind.GIVE_BACK:
+            failed += 1
+            announce_failure(run.job, outcome, result.seconds)
+        elif outcome.error:
+            signals.emit(signals.job_locked_out, job=run.job, error=outcome.error, delay=outcome.delay)
+        elif outcome.delay is not None:
+            signals.emit(signals.job_snoozed, job=run.job, delay=outcome.delay)
+    crew.count(completed, failed)
+    for run in lost:
+        if not run.registration.atomic:  # its own transaction finds out
+            announce_loss(run, "renewal")
+    for swept in written.swept:
+        swept.announce()
+
+
+def _announce_refused(result: Result) -> None:
+    job, outcome = result.run.job, result.outcome
+    if job.settled:
+        signals.emit(signals.job_raised_late, job=job, error=outcome.error, traceback=outcome.traceback)
+    else:
+        announce_loss(result.run, outcome.kind.name.lower().replace("_", " "), outcome.traceback)
+
+
+def announce_loss(run: Run, what: str, traceback: str = "") -> None:
+    """Tell the handler and the log that the lease is lost, so that `what` changed nothing."""
+    run.job.lease_lost.set()
+    signals.emit(signals.lease_lost, job=run.job, what=what, traceback=traceback)

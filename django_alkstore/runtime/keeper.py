@@ -1,0 +1,163 @@
+"""The keeper: the main thread of a worker. It looks after everything that no handler thread waits for.
+
+It renews leases, watches time limits and the grace, lets another thread lead if the leader turns out to be slow, writes
+results that no thread can write in time, sweeps, prunes, and looks for dead workers.
+"""
+
+import selectors
+import threading
+import time
+from collections.abc import Sequence
+
+from django.db import DatabaseError
+
+from django_alkstore import clock, signals
+from django_alkstore.dialects.liveness import Liveness
+from django_alkstore.dialects.watch import Bell
+from django_alkstore.runtime.announcing import announce, announce_loss
+from django_alkstore.runtime.crew import LOOK_FOR_LOSS, Crew, Result, Run
+from django_alkstore.runtime.writing import BETWEEN_SLICES, Writer
+from django_alkstore.services.maintenance import Upkeep
+from django_alkstore.services.recovery import Recovery
+
+LONGEST_SLEEP = 60.0
+LONGEST_PAUSE = 1.0
+"""Seconds for which the keeper sleeps through what is due, if there is trouble with the database."""
+CONFIRM_LOSS = 0.1
+"""Seconds until a loss is looked at again. A handler that has just settled its job itself has lost nothing."""
+
+
+class Keeper:
+    """The duties between two sleeps. Used by one thread."""
+
+    def __init__(self, crew: Crew, writer: Writer, liveness: Liveness, queues: Sequence[str], bell: Bell) -> None:
+        self._crew = crew
+        self._writer = writer
+        self._liveness = liveness
+        self._bell = bell
+        self._upkeep = Upkeep(writer.alias, queues, liveness.holder)
+        self._recovery = Recovery(writer.alias, liveness)
+        self._look_for_loss_at = 0.0
+        self._missing: set[Run] = set()
+        """Running jobs whose claim was gone at the last look."""
+        self._cutters: dict[Run, threading.Thread] = {}
+        self._selector = selectors.DefaultSelector()
+        self._selector.register(bell, selectors.EVENT_READ)
+        descriptor = liveness.fileno()
+        if descriptor is not None:
+            self._selector.register(descriptor, selectors.EVENT_READ)
+
+    def look_after(self) -> None:
+        """Do everything that is due."""
+        now = clock.monotonic()
+        self._crew.promote(now)
+        late = self._crew.fail_at_time_limit(now)
+        for result in late:
+            result.run.job.lease_lost.set()
+        self.cut_off(self._crew.overdue())
+        withdrawn = self._crew.withdraw_waiting(now)
+        if withdrawn:
+            reason = "stopping" if self._crew.is_stopping else "no thread became free"
+            signals.emit(signals.worker_gave_back, job_ids=[result.run.job.id for result in withdrawn], reason=reason)
+        results = [*self._crew.take_old_results(now), *late, *withdrawn]
+        if self._writer.trouble.pause():
+            self._crew.put_back(results)
+            return
+        try:
+            self._write(results)
+            self._look_for_loss(now)
+            with self._writer.turn():
+                self._writer.limit_wait()
+                self._recovery.step()
+        except DatabaseError as error:
+            self._writer.note_trouble(error)
+
+    def _write(self, results: list[Result]) -> None:
+        """Write results and renewals; then the upkeep, which must not meet a lease that this worker has to renew."""
+        with self._writer.turn():
+            planned_at = clock.now_us()  # before the renewals are chosen: whatever has lapsed by now is among them
+            began_at = clock.monotonic()
+            renewals = self._crew.to_renew(began_at)
+            if results or renewals:
+                try:
+                    written = self._writer.write(results, renewals)
+                except BaseException:
+                    self._crew.put_back(results)
+                    raise
+                announce(self._crew, written, self._crew.note_renewals(written.renewals, began_at))
+            self._writer.limit_wait()
+            self._upkeep.step(planned_at)
+
+    def _look_for_loss(self, now: float) -> None:
+        """Tell handlers whose job was cancelled, deleted or taken: at most two seconds later."""
+        if now < self._look_for_loss_at:
+            return
+        running = self._crew.running_for(CONFIRM_LOSS, now)
+        self._look_for_loss_at = now + LOOK_FOR_LOSS
+        if not running:
+            return
+        with self._writer.turn():
+            held = self._writer.read(lambda db: db.held([(run.job.id, run.job.fence) for run in running]))
+        missing = {run for run in running if run.job.id not in held}
+        for run in missing & self._missing:
+            if self._crew.lose(run):
+                announce_loss(run, "claim")
+        self._missing = missing - self._missing
+        if self._missing:
+            self._look_for_loss_at = now + CONFIRM_LOSS
+
+    def cut_off(self, runs: Sequence[Run]) -> None:
+        """Roll back the transactions that these handlers have open. They would keep the writer lock from everybody.
+
+        Each in a thread of its own: it waits for the statement that the handler is in.
+        """
+        for run, cutter in list(self._cutters.items()):
+            if not cutter.is_alive():
+                del self._cutters[run]
+        for run in runs:
+            thread = run.thread
+            if run not in self._cutters and thread is not None and thread.has_open_transaction(run):
+                cutter = threading.Thread(target=thread.cut_off, args=[run], name="alkstore-cutter", daemon=True)
+                self._cutters[run] = cutter
+                cutter.start()
+
+    def sleep(self, latest: float) -> None:
+        """Sleep until something is due, at the latest until `latest`, or until the bell is rung or a worker may have died."""
+        now = clock.monotonic()
+        latest = min(latest, now + min(LONGEST_SLEEP, self._recovery.due_in(), self._upkeep.due_in()))
+        if self._missing:
+            latest = min(latest, now + CONFIRM_LOSS)
+        timeout = max(0.0, self._crew.sleep_until(latest, now) - now)
+        pause = self._writer.trouble.pause()
+        if pause:
+            timeout = max(timeout, min(pause, LONGEST_PAUSE))  # what is due cannot be written yet
+        for key, _ in self._selector.select(timeout):
+            if key.fileobj is self._bell:
+                self._bell.hear()
+            elif self._liveness.take_events():
+                self._recovery.note_event()
+
+    def write_at_the_end(self, results: list[Result], deadline: float) -> None:
+        """Write results at a hard end, however long another process has the writer lock, until `deadline`."""
+        while results:
+            try:
+                with self._writer.turn():
+                    announce(self._crew, self._writer.write(results, []), [])
+                return
+            except DatabaseError as error:
+                if clock.monotonic() >= deadline or not self._writer.is_contention(error):
+                    # The leases lapse by themselves. No thread is left here that could try again.
+                    signals.emit(signals.database_trouble, doing="writing the last results", error=error, pause=0.0)
+                    return
+            _sleep(BETWEEN_SLICES)
+
+    def end(self) -> None:
+        """Take back the sign of life."""
+        with self._writer.turn():
+            self._upkeep.end()
+
+    def close(self) -> None:
+        self._selector.close()
+
+
+_sleep = time.sleep

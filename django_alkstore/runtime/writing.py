@@ -1,0 +1,231 @@
+"""The worker's transactions: results, renewals and claims, over one connection that one thread uses at a time.
+
+A crash between the end of a handler and the commit of its result means that the job is delivered again, like a
+crash before the end of the handler.
+"""
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from functools import partial
+from typing import TypeVar
+
+from django.db import DatabaseError
+from django.db.backends.base.base import BaseDatabaseWrapper
+
+from django_alkstore import clock, failures, signals
+from django_alkstore.clock import LAST_US, SECOND
+from django_alkstore.dialects import Operations
+from django_alkstore.dialects.base import UNTAKEN, ClaimedJob
+from django_alkstore.dialects.forks import guard
+from django_alkstore.dialects.transactions import busy_timeout, is_contention, limit_wait_on, read_on, write_on
+from django_alkstore.runtime.crew import LARGEST_BATCH, Plan, Result, Run
+from django_alkstore.services import JobHandle, outcomes
+from django_alkstore.services.claims import Swept, bury_unreadable, handles_of, sweep_batch
+from django_alkstore.services.outcomes import Kind
+from django_alkstore.services.patience import Patience
+
+T = TypeVar("T")
+
+SLICE = 0.1
+"""Seconds that one transaction waits for the writer lock. The worker looks after its other duties between two slices."""
+BETWEEN_SLICES = 0.025
+"""Seconds between two slices."""
+_SUSPICIOUS = (failures.WORKER_DIED.encode(), failures.LEASE_EXPIRED.encode())
+
+
+@dataclass(slots=True)
+class Written:
+    """What one transaction has changed."""
+
+    results: list[tuple[Result, bool]] = field(default_factory=list)
+    """Each result, and whether it took effect."""
+    renewals: list[tuple[Run, int | None]] = field(default_factory=list)
+    """The end of each renewed lease in microseconds; None if the lease was lost."""
+    claimed: list[JobHandle] = field(default_factory=list)
+    emptied: list[str] = field(default_factory=list)
+    """Queues that had less than was asked for."""
+    swept: list[Swept] = field(default_factory=list)
+    unreadable: list[tuple[ClaimedJob, Exception]] = field(default_factory=list)
+    alone: dict[str, bool] = field(default_factory=dict)
+    """By queue: whether its first claimed job had to be claimed alone."""
+
+
+class Trouble:
+    """Errors of the database, and the pause after each. Shared by the leader and the keeper, with the turn held."""
+
+    def __init__(self, connection: BaseDatabaseWrapper) -> None:
+        self._connection = connection
+        self._patience = Patience("working", connection.alias, connection)
+        self._paused_until = 0.0
+        self._in_line_since: float | None = None
+        """Since when other writers have kept the writer lock from this worker."""
+
+    def pause(self) -> float:
+        """Seconds until the next attempt; 0 without trouble."""
+        return max(0.0, self._paused_until - clock.monotonic())
+
+    def note(self, error: DatabaseError) -> None:
+        """Pause after an error. That another process writes is no news for as long as the busy timeout."""
+        now = clock.monotonic()
+        pause = BETWEEN_SLICES
+        alias = self._connection.alias
+        if is_contention(alias, error):
+            self._in_line_since = now if self._in_line_since is None else self._in_line_since
+            if now - self._in_line_since >= busy_timeout(alias):
+                pause = self._patience.after(error)
+        else:
+            pause = self._patience.after(error)
+        self._paused_until = clock.monotonic() + pause
+
+    def is_over(self) -> None:
+        self._in_line_since = None
+        self._patience.reset()
+
+
+class Writer:
+    """Writes for the leader and for the keeper. Only the thread that has the turn uses the connection."""
+
+    def __init__(self, connection: BaseDatabaseWrapper, worker_id: str, liveness: str | None) -> None:
+        """`liveness`: stamped on claims, so that others notice the death of this process."""
+        self.connection = connection
+        self.alias = connection.alias
+        self.worker_id = worker_id
+        self.liveness = liveness
+        self.trouble = Trouble(connection)
+        self._turn = guard()
+        self._alone: set[str] = set()
+        """Queues of quick handlers whose next job may have caused a crash, or has its last attempt."""
+
+    @contextmanager
+    def turn(self) -> Iterator[None]:
+        """Use the connection, alone. Events are sent after the end, so no foreign code runs inside. A fork waits for it."""
+        with signals.held_back(), self._turn:
+            yield
+
+    def write(
+        self,
+        results: list[Result],
+        renewals: list[Run],
+        claims: Callable[[Operations, Written], None] | None = None,
+    ) -> Written:
+        """Write results and renewals, and claim, in one transaction. Needs the turn."""
+        self.limit_wait()
+        written = write_on(self.connection, partial(self._write, results, renewals, claims))
+        self.trouble.is_over()
+        for queue, alone in written.alone.items():
+            (self._alone.add if alone else self._alone.discard)(queue)
+        return written
+
+    def read(self, body: Callable[[Operations], T]) -> T:
+        """Run reading operations. Needs the turn."""
+        self.limit_wait()
+        found = read_on(self.connection, body)
+        self.trouble.is_over()
+        return found
+
+    def limit_wait(self) -> None:
+        """Let every statement on the connection wait for the writer lock in slices. Opens the connection."""
+        limit_wait_on(self.connection, SLICE)
+
+    def is_contention(self, error: DatabaseError) -> bool:
+        """True if the error only says that another process was writing."""
+        return is_contention(self.alias, error)
+
+    def _write(
+        self,
+        results: list[Result],
+        renewals: list[Run],
+        claims: Callable[[Operations, Written], None] | None,
+        db: Operations,
+    ) -> Written:
+        """May run again after contention: it has no effect outside the database."""
+        now = clock.now_us()
+        written = Written()
+        acks = [result.run for result in results if result.outcome.kind is Kind.ACK]
+        acked = outcomes.ack_all(db, [run.job.claim(_held_at(run, now)) for run in acks], now) if acks else set()
+        for result in results:
+            job, outcome = result.run.job, result.outcome
+            if outcome.kind is Kind.ACK:
+                written.results.append((result, job.id in acked))
+            else:
+                written.results.append((result, outcomes.apply(db, job, outcome, now, _held_at(result.run, now))))
+        for run in renewals:
+            # Not earlier than the handler's own heartbeat has it.
+            ends = max(min(now + round(run.job.visibility_timeout * SECOND), LAST_US), run.job.lease_expires_us)
+            renewed = db.renew(run.job.claim(_held_at(run, now)), ends)
+            written.renewals.append((run, ends if renewed else None))
+        if claims is not None:
+            claims(db, written)
+        return written
+
+    def claim(self, queues: list[str], plan: Plan, planned_at: int, db: Operations, written: Written) -> None:
+        """Claim what free threads can start, and batches for quick handlers; sweep a queue that has nothing to claim.
+
+        `planned_at`: a job that has lapsed since then is not swept. It may be this worker's own, if the process was
+        suspended, and is renewed first.
+        """
+        free, room = plan.free, LARGEST_BATCH
+        for queue in queues:
+            quick = queue in plan.batches
+            batch = 1 if queue in self._alone else plan.batches.get(queue, free)
+            limit = min(room, batch)
+            rows = db.claim(queue, self.worker_id, limit, clock.now_us(), self.liveness)
+            if len(rows) < limit:
+                swept = None if rows else sweep_batch(queue, planned_at, db)
+                if swept:
+                    written.swept.append(swept)
+                else:
+                    written.emptied.append(queue)
+            if not rows:
+                continue
+            if quick:
+                written.alone[queue] = _starts_alone(rows[0])
+                rows = _kept(rows, db)
+            claimed, unreadable = handles_of(self.alias, rows)
+            written.claimed += claimed
+            written.unreadable += unreadable
+            free -= 1 if quick else len(claimed)
+            room -= len(claimed)
+            if free <= 0 or room <= 0:
+                return
+
+    def bury_unreadable(self, rows: list[tuple[ClaimedJob, Exception]]) -> None:
+        """Make claimed jobs dead that cannot be read. If that fails, their leases lapse, and it is tried again."""
+        for row, error in rows:
+            with self.turn():
+                write_on(self.connection, partial(bury_unreadable, row, error))
+
+    def note_trouble(self, error: DatabaseError) -> None:
+        """Pause after an error of the database."""
+        with self.turn():
+            self.trouble.note(error)
+
+
+def _kept(rows: list[ClaimedJob], db: Operations) -> list[ClaimedJob]:
+    """The jobs of a batch that may be held. The others are given back in the same transaction, with their attempts.
+
+    The first job starts at once. Another is only kept if it loses little by a crash that a job before it causes: it has
+    a further attempt, and neither it nor the first job is suspected of having caused a crash.
+    """
+    if len(rows) == 1:
+        return rows
+    first_alone = _starts_alone(rows[0])
+    kept = [row for place, row in enumerate(rows) if not place or not (first_alone or _starts_alone(row))]
+    for row in rows:
+        if row not in kept:
+            db.give_back((row.id, row.fence, UNTAKEN), None)
+    return kept
+
+
+def _starts_alone(row: ClaimedJob) -> bool:
+    return row.attempts >= row.max_attempts or row.last_error in _SUSPICIOUS
+
+
+def _held_at(run: Run, now: int) -> int:
+    """The moment at which the lease of a run must not have run out.
+
+    There is none while the worker lives. The lease may have run out while another held the writer lock, when nobody
+    could renew it, nor take it: then the fence alone decides. A handler that was told that its lease is lost stays told.
+    """
+    return now if run.lost else UNTAKEN
