@@ -1,18 +1,26 @@
 """What the lists find, and what finding it costs."""
 
+import importlib
+import re
 from collections.abc import Callable, Iterator
 from datetime import timedelta
+from html import unescape
 from itertools import chain, product
 from typing import Any
 
 import pytest
+from django.conf import settings
+from django.contrib import admin
 from django.db import connection
 from django.test import override_settings
 from django.test.utils import CaptureQueriesContext
+from django.urls import clear_url_caches
 
+from django_alkstore.admin import JobAdmin
 from django_alkstore.admin.lists import SITUATIONS
 from django_alkstore.clock import ManualClock
 from django_alkstore.models import Job, Lock, Schedule
+from django_alkstore.registry import handler
 from django_alkstore.services import (
     cancel,
     claim_batch,
@@ -21,8 +29,10 @@ from django_alkstore.services import (
     lock,
     outbox,
     pause_schedule,
+    presence,
     schedule,
 )
+from django_alkstore.testing import isolated_registry
 from tests.admin.conftest import Browser
 
 pytestmark = pytest.mark.django_db
@@ -198,6 +208,140 @@ def test_without_use_tz_moments_are_in_the_projects_zone_too(
     assert "March 2, 2026, 13:00:00" in root.page("schedule")
 
 
+# At a glance
+
+
+def glance(root: Browser, job_id: int) -> str:
+    """What the list says beside the job's state."""
+    row = re.search(rf">{job_id}</a></th>(.*?)</tr>", root.page("job", q=str(job_id)), re.DOTALL)
+    assert row is not None
+    found = re.search(r'field-status">.*?</span>(?: <span class="alkstore-(alarm|quiet)">(.*?)</span>)?</td>', row[1])
+    assert found is not None
+    return unescape(found[2] or "").replace("\xa0", " ") + ("!" if found[1] == "alarm" else "")
+
+
+def test_the_list_says_why_a_job_has_not_run(root: Browser, clock: ManualClock) -> None:
+    with isolated_registry():
+        handler("mail")(lambda job: None)
+        due, orphan = enqueue("mail", None).id, enqueue("gone", None).id
+        assert (glance(root, due), glance(root, orphan)) == ("no worker!", "no handler!")
+        assert root.ids(situation="no_worker") == [due]
+        assert root.ids(situation="no_handler") == [orphan]
+        presence.leave("default", "worker", ["mail"])
+        assert glance(root, due) == "due"
+        assert root.ids(situation="no_worker") == []
+        delayed = enqueue("mail", None, delay=2 * 86_400).id
+        assert glance(root, delayed) == "in 2 d"
+        assert root.ids(situation="delayed") == [delayed]
+        assert claim_batch("mail", "worker")[0].id == due
+        clock.advance(90)
+        assert glance(root, due) == "for 1 min 30 s"
+        waiting = enqueue("mail", None).id
+        clock.advance(10)
+        assert glance(root, waiting) == "threads busy"
+
+
+def test_the_list_tells_retries_and_lapsed_leases(root: Browser, clock: ManualClock) -> None:
+    job, other = enqueue("mail", None), enqueue("other", None)
+    claim_batch("other", "w")
+    claim_batch("mail", "w")[0].retry("no", delay=30)
+    assert glance(root, job.id) == "retries in 30 s"
+    assert root.ids(situation="retrying") == root.ids(situation="failed") == [job.id]
+    clock.advance(300)
+    assert glance(root, other.id) == "lease lapsed!"
+    assert root.ids(situation="lapsed") == [other.id]
+
+
+def test_failed_before_finds_every_job_that_has_failed_whatever_became_of_it(root: Browser, clock: ManualClock) -> None:
+    retried, died = enqueue("a", None), enqueue("b", None)
+    enqueue("c", None)
+    claim_batch("a", "w")[0].retry("no", delay=0)
+    claim_batch("a", "w")[0].ack()
+    claim_batch("b", "w")[0].fail("no")
+    claim_batch("c", "w")[0].ack()
+    assert root.ids(situation="failed") == [died.id, retried.id]
+    assert root.ids(situation="failed", state="completed") == [retried.id]
+    assert root.ids(situation="retrying") == []
+
+
+# Projects that go their own way
+
+
+@pytest.fixture
+def own_admin(root: Browser) -> Iterator[Callable[[type[JobAdmin]], Browser]]:
+    """Let a subclass of `JobAdmin` serve the jobs."""
+    usual = admin.site._registry[Job]
+
+    def use(chosen: type[JobAdmin]) -> Browser:
+        admin.site._registry[Job] = chosen(Job, admin.site)
+        clear_url_caches()
+        importlib.reload(importlib.import_module(settings.ROOT_URLCONF))
+        return root
+
+    yield use
+    admin.site._registry[Job] = usual
+    clear_url_caches()
+    importlib.reload(importlib.import_module(settings.ROOT_URLCONF))
+
+
+class OwnJobAdmin(JobAdmin):
+    list_filter = (*JobAdmin.list_filter, "priority")
+    ordering = ("priority",)
+
+
+class OwnSearch(JobAdmin):
+    search_fields = ("last_error",)
+
+
+def test_a_subclass_may_have_filters_and_an_ordering_of_its_own(own_admin: Callable[..., Browser]) -> None:
+    high, low, other = (enqueue("mail", None, priority=priority).id for priority in (5, -5, 0))
+    root = own_admin(OwnJobAdmin)
+    assert root.ids() == [low, other, high]
+    assert root.ids(priority__exact="5") == [high]
+    assert root.ids(priority__exact="5", state="dead") == []
+    assert root.ids(queue="mail", o="-1") == [other, low, high]
+    said = root.said("job", "cancel", [high], "?priority__exact=5", select_across="1")
+    assert said == "1 job cancelled."
+    assert root.get("job", last_error__contains="x").status_code == 400
+
+
+def test_a_subclass_may_search_in_fields_of_its_own(own_admin: Callable[..., Browser]) -> None:
+    job_id = enqueue("mail", None).id
+    claim_batch("mail", "w")[0].fail("ValueError: peculiar")
+    root = own_admin(OwnSearch)
+    assert root.ids(q="peculiar") == [job_id]
+    assert root.ids(q="mail") == []
+
+
+def test_an_id_is_shown_as_it_can_be_searched(root: Browser) -> None:
+    job_id = enqueue_many("mail", [None] * 1_500)[-1]
+    lock("report").acquire()
+    with connection.cursor() as cursor:
+        cursor.execute("UPDATE django_alkstore_lock SET token = 12345")
+    with override_settings(USE_THOUSAND_SEPARATOR=True):
+        assert f">{job_id}</a>" in root.page("job")
+        assert root.ids(q=str(job_id)) == [job_id]
+        for page in (root.page("lock"), root.detail("lock", 12345)):
+            assert "12345" in page
+            assert "12,345" not in page
+        assert f"Job {job_id} in queue mail" in root.detail("job", job_id)
+        assert f"/{job_id}/" in root.page("job")
+
+
+@pytest.mark.parametrize("model", ["job", "schedule", "lock"])
+def test_an_empty_list_offers_no_action_and_counts_nothing(root: Browser, model: str) -> None:
+    page = root.page(model)
+    assert 'name="action"' not in page
+    assert "Show all" not in page
+    assert "Show all" in root.page(model, q="x")
+
+
+@pytest.mark.parametrize("model", ["job", "schedule", "lock"])
+def test_a_list_has_one_bar_of_actions(root: Browser, model: str) -> None:
+    fill(1)
+    assert root.page(model).count('name="action"') == 1
+
+
 # Cost
 
 
@@ -266,6 +410,12 @@ BY_INDEX: list[dict[str, str]] = [
     {"situation": "delayed"},
     {"situation": "lapsed"},
     {"situation": "due", "queue": "mail"},
+    {"situation": "no_worker"},
+    {"situation": "no_handler"},
+    {"situation": "retrying"},
+    {"situation": "failed"},
+    {"situation": "failed", "state": "completed"},
+    {"situation": "worker_dead"},
 ]
 
 
