@@ -47,13 +47,12 @@ leader_stood_down = Signal()  # reason
 leadership_left = Signal()  # error, lapses_in: it could not be freed, and nobody tries again
 leader_absent = Signal()  # reason: it does not lead, and was told not to wait
 scheduler_cut_off = Signal()  # a second signal came before it had stopped
-crash_detection_off = Signal()  # reason: leases decide alone about what dead processes held
 standing_by = Signal()  # owner, expires_at
 standby_ended = Signal()  # it was told to stop
 schedule_fired = Signal()  # fire
 schedule_broken = Signal()  # name, reason
 jobs_pruned = Signal()  # removed
-database_trouble = Signal()  # doing, error, pause
+database_trouble = Signal()  # doing, error, pause; reason: the files that cannot be written, or None
 database_recovered = Signal()  # doing
 database_replaced = Signal()  # error
 file_events_missing = Signal()  # reason, interval: the database is polled instead, every `interval` seconds
@@ -345,7 +344,7 @@ _log(
 _log(
     crash_detection_off,
     logging.WARNING,
-    lambda reason: f"crash detection is off, so the jobs of a killed worker wait for their leases: {reason}",
+    lambda reason: f"crash detection is off, so the jobs of a killed process wait for their leases: {reason}",
 )
 _log(
     lease_lost,
@@ -400,13 +399,6 @@ _log(
     lambda: "scheduler cut off at a second signal; its leadership, if it could not be freed, lapses within 10 s",
 )
 _log(
-    crash_detection_off,
-    logging.WARNING,
-    lambda reason: (
-        f"crash detection is off, so jobs and the leadership of a killed process wait for their lease: {reason}"
-    ),
-)
-_log(
     standing_by,
     logging.INFO,
     lambda owner, expires_at: f"scheduler stands by: {owner} leads",
@@ -436,8 +428,9 @@ _log(
 _log(
     database_trouble,
     logging.WARNING,
-    lambda doing, error, pause: (
+    lambda doing, error, pause, reason=None: (
         f"database trouble while {doing}{f', again in {pause:.1f} s' if pause else ''}: {_short(str(error))}"
+        f"{f'; {reason}' if reason else ''}"
     ),
 )
 _log(

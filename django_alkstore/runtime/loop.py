@@ -140,7 +140,7 @@ def run_everything(alias: str, concurrency: int, grace: float) -> int:
         worker.stop(name)
         news.put(name)
 
-    scheduler = _SchedulerThread(alias, standby=True, at_end=at_end)
+    scheduler = _SchedulerThread(alias, at_end=at_end, beside_worker=True)
     worker.at_stop = scheduler.stop
     with closing(news), stopped_by_signals(receive):
         scheduler.start()
@@ -200,10 +200,13 @@ def _cut_off() -> NoReturn:
 class _SchedulerThread(threading.Thread):
     """The scheduler, in a thread beside the main one."""
 
-    def __init__(self, alias: str, *, standby: bool, at_end: Callable[[], None]) -> None:
+    def __init__(
+        self, alias: str, *, at_end: Callable[[], None], standby: bool = True, beside_worker: bool = False
+    ) -> None:
         super().__init__(name="alkstore-scheduler", daemon=True)
         self._alias = alias
         self._standby = standby
+        self._beside_worker = beside_worker
         self._at_end = at_end
         self._stop_event = StopEvent()
         self.code = EXIT_SCHEDULER_BROKE
@@ -211,7 +214,9 @@ class _SchedulerThread(threading.Thread):
 
     def run(self) -> None:
         try:
-            self.code = schedule_until(self._stop_event, self._alias, standby=self._standby)
+            self.code = schedule_until(
+                self._stop_event, self._alias, standby=self._standby, beside_worker=self._beside_worker
+            )
         except Exception:  # noqa: BLE001  logged with its traceback; the process ends with status 1
             signals.logger.exception("the scheduler broke, and the process ends for it")
         finally:

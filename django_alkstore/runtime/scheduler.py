@@ -26,19 +26,20 @@ _MARGIN = 0.05
 """Seconds past the lease's end, so that it has ended by the database's microseconds too."""
 
 
-def schedule_until(stop: threading.Event, alias: str, *, standby: bool = True) -> int:
+def schedule_until(stop: threading.Event, alias: str, *, standby: bool = True, beside_worker: bool = False) -> int:
     """Lead, and stand by while another scheduler leads, until `stop` is set; the exit code.
 
-    Without `standby` it does not wait for a leadership that it cannot take or has lost.
+    Without `standby` it does not wait for a leadership that it cannot take or has lost. `beside_worker`: a worker of
+    the same process says if crash detection is off.
     """
     patience = Patience("taking the leadership", alias)
-    reason: str | None = None
+    said = beside_worker
     while not stop.is_set():
         try:
             with Waiter(alias, stop) as waiter:
-                if waiter.liveness.reason != reason:
-                    reason = waiter.liveness.reason
-                    say_if_leases_decide(reason)
+                if not said:
+                    say_if_leases_decide(waiter.liveness.reason)
+                    said = True
                 return _lead_or_stand_by(waiter, patience, standby=standby)
         except DatabaseError as error:
             stop.wait(patience.after(error))

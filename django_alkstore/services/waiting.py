@@ -21,6 +21,7 @@ SLICE = 0.1
 """Seconds that one try waits for the writer lock. After each the stop event is looked at."""
 _BETWEEN_SLICES = 0.005
 """Seconds. SQLite refuses some locks without any wait."""
+LONGEST_SLEEP = 60.0
 STOP_NOTICED_WITHIN = 0.25
 """Seconds between looks at a stop event that rings no bell."""
 
@@ -62,12 +63,12 @@ class Waiter:
         self.alias = alias
         self.stop = stop
         self._reading = guard()
-        self._longest_wait: float | None = STOP_NOTICED_WITHIN
+        self._longest_wait = STOP_NOTICED_WITHIN
         with ExitStack() as opened:
             self.watch = opened.enter_context(Watch(alias))
             if isinstance(stop, StopEvent):
                 opened.enter_context(stop.ringing(self.watch))
-                self._longest_wait = None
+                self._longest_wait = LONGEST_SLEEP
             self.liveness = opened.enter_context(Liveness(alias))
             descriptor = self.liveness.fileno()
             if descriptor is not None:
@@ -107,16 +108,12 @@ class Waiter:
     def wait(self, seen: object, seconds: float) -> bool:
         """Wait at most `seconds` for a commit since the version `seen`; True if there was one.
 
-        Ends early if the stop event is set or a process may have died.
+        Ends early if the stop event is set or a process may have died, and now and then for no reason.
         """
-        ends = clock.monotonic() + seconds
-        while not self.stop.is_set() and (left := ends - clock.monotonic()) > 0:
-            if self.watch.wait(seen, left if self._longest_wait is None else min(left, self._longest_wait)):
-                return True
-            if self.liveness.take_events():
-                self.recovery.note_event()
-                return False
-        return False
+        committed = self.watch.wait(seen, min(seconds, self._longest_wait))
+        if self.liveness.take_events():
+            self.recovery.note_event()
+        return committed
 
     def __enter__(self) -> Self:
         return self

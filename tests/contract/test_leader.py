@@ -3,6 +3,7 @@
 import logging
 import sqlite3
 import threading
+import time
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from datetime import datetime, timedelta
@@ -13,6 +14,7 @@ from django.db import OperationalError, connection, connections, transaction
 
 from django_alkstore import clock as wall
 from django_alkstore import signals
+from django_alkstore.dialects import transactions
 from django_alkstore.dialects.liveness import LivenessView
 from django_alkstore.exceptions import AlkstoreError, LeadershipLost
 from django_alkstore.models import Job, Lock, Schedule
@@ -786,6 +788,54 @@ def test_the_lease_is_renewed_while_slow_receivers_are_told(
         signals.schedule_fired.disconnect(listen)
     assert runner.error is None
     assert len(messages(caplog, "renewing the leadership")) == (1 if failing else 0)
+
+
+# The writer lock is held by another process
+
+
+@pytest.mark.parametrize("at", ["the acquisition", "a step", "the sleep"])
+def test_it_leaves_soon_after_the_stop_though_another_process_holds_the_writer_lock(at: str) -> None:
+    """The busy timeout is 20 s."""
+    schedule("far", "@every 365d", "mail")
+    declare_due()
+    begins = threading.Event()
+
+    def listen(execute: Any, sql: str, params: Any, many: bool, context: Any) -> Any:
+        if sql.startswith("BEGIN"):
+            begins.set()
+        return execute(sql, params, many, context)
+
+    with second_connection() as raw:
+        runner = Runner(wrapper=listen)
+        if at == "the acquisition":
+            raw.execute("BEGIN IMMEDIATE")
+        with runner:
+            if at != "the acquisition":
+                wait_for_first_tick()
+                raw.execute("PRAGMA busy_timeout = 20000")
+                if at == "a step":
+                    due_now("far", behind=-0.3)
+                raw.execute("BEGIN IMMEDIATE")
+                begins.clear()
+            if at != "the sleep":
+                assert begins.wait(PATIENCE)
+            started = time.monotonic()
+            runner.stop.set()
+            runner.wait()
+            assert time.monotonic() - started < 5
+        raw.execute("ROLLBACK")
+    assert (runner.error, runner.result) == (None, None)
+    assert leads() is (at != "the acquisition"), "it lapses"
+    assert fired("far") == 0
+
+
+def test_the_waits_of_the_thread_that_led_are_what_they_were_before() -> None:
+    stop = threading.Event()
+    stop.set()
+    run_schedules(stop)
+    assert transactions.longest_wait(connections["default"]) == 20.0
+    with connection.cursor() as cursor:
+        assert cursor.execute("PRAGMA busy_timeout").fetchone()[0] == 20_000
 
 
 # Crash detection
