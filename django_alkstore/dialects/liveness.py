@@ -58,7 +58,7 @@ class LivenessView:
         self._guard = guard()
         self._opened = ExitStack()
         self._probe: int | None = None
-        # Under the guard, so that no other thread forks a child that inherits a descriptor which is not in `_views` yet.
+        # Under the guard: a child that another thread forks here would keep descriptors that are not in `_views` yet.
         with self._guard:
             try:
                 self._set_up(using)
