@@ -230,6 +230,7 @@ def _held_at(run: Run, now: int) -> int:
     """The moment at which the lease of a run must not have run out.
 
     There is none while the worker lives. The lease may have run out while another held the writer lock, when nobody
-    could renew it, nor take it: then the fence alone decides. A lease that is known to be lost stays lost.
+    could renew it, nor take it: then the fence alone decides. A lease that is known to be lost stays lost. So does
+    one that was refused to the handler: its transaction was rolled back, and the job must not count as done.
     """
-    return now if run.lost else UNTAKEN
+    return now if run.lost or run.job.refused else UNTAKEN

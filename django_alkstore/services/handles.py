@@ -89,6 +89,7 @@ class JobHandle:
         "max_attempts",
         "payload",
         "queue",
+        "refused",
         "settled",
         "using",
     )
@@ -113,6 +114,8 @@ class JobHandle:
         """From 0 to 1: how much of `BACKOFF_JITTER` is added to the wait if this attempt fails."""
         self.settled = False
         """Did one of this handle's own calls end the claim, and was that committed?"""
+        self.refused = False
+        """True once one of this handle's own calls has found that the lease is lost."""
         self._lease_lost: threading.Event | None = None
         self._stopping: threading.Event | None = None
 
@@ -229,7 +232,7 @@ class JobHandle:
 
         ends = write_statement(self.using, renew)
         if ends is None:
-            self.lease_lost.set()
+            self._note_refusal()
             return False
         self.lease_expires_us = ends
         return True
@@ -243,7 +246,7 @@ class JobHandle:
         require_open(self.using, "ack_tx")
         acked = write_statement(self.using, lambda db: outcomes.apply(db, self, outcomes.ACK, clock.now_us()))
         if not acked:
-            self.lease_lost.set()
+            self._note_refusal()
             mark_for_rollback(self.using)
             raise LeaseLost(self.id)
         self._settle_at_commit()
@@ -283,5 +286,9 @@ class JobHandle:
         if done:
             self._settle_at_commit()
         else:
-            self.lease_lost.set()
+            self._note_refusal()
         return done
+
+    def _note_refusal(self) -> None:
+        self.refused = True
+        self.lease_lost.set()

@@ -17,7 +17,8 @@ from asgiref.sync import sync_to_async
 from django.db import DatabaseError, IntegrityError, connection, transaction
 
 from django_alkstore import clock
-from django_alkstore.exceptions import Discard, Retry, Snooze
+from django_alkstore.exceptions import Discard, LeaseLost, Retry, Snooze
+from django_alkstore.models import Job
 from django_alkstore.registry import delivery, handler
 from django_alkstore.services import JobHandle
 from tests.ledger.models import Entry
@@ -545,3 +546,16 @@ def forks(job: JobHandle) -> None:
         signal.pause()
     say(f"child {child}")
     threading.Event().wait()
+
+
+@handler("told-late")
+def told_late(job: JobHandle) -> None:
+    """On the first attempt its lease has run out at its ack, which it does not mind; the worker may then renew it."""
+    if job.attempt == 1:
+        Job.objects.filter(pk=job.id).update(lease_expires_at=clock.now())
+    with transaction.atomic():
+        Entry.objects.create(text=f"attempt {job.attempt}", job_id=job.id)
+        with suppress(LeaseLost):
+            job.ack_tx()
+    if job.attempt == 1:
+        threading.Event().wait(3)

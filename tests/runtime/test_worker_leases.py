@@ -23,7 +23,7 @@ from django_alkstore.runtime.crew import Crew, Run
 from django_alkstore.runtime.handler_threads import Leadership
 from django_alkstore.runtime.keeper import Keeper
 from django_alkstore.runtime.writing import Writer
-from django_alkstore.services import cancel, claim_batch, enqueue, enqueue_many
+from django_alkstore.services import cancel, claim_batch, enqueue, enqueue_many, presence
 from tests.faults.tools import Passage
 from tests.ledger.models import Entry
 from tests.ledger.tools import freeze, row, state, variant, wait_for_state
@@ -387,3 +387,12 @@ def test_a_job_that_waits_longer_than_its_time_limit_is_no_reason_to_look_again_
     crew.add([Run(job, registration, claimed_at=now - 0.2, renew_at=now + 60)])
     assert crew.fail_at_time_limit(now) == []
     assert crew.sleep_until(now + 60, now) > now
+
+
+def test_a_job_is_not_done_if_its_handler_was_refused_the_ack(start: Start) -> None:
+    """Though its worker, which goes by the fence, could renew the lease and ack the job after the handler's return."""
+    start("run_queue", "told-late", "--concurrency", "1")  # no free thread sweeps it
+    wait_until(presence.signs("default").exists, "the first upkeep, which sweeps, is over")
+    job = enqueue("told-late", None, visibility_timeout=3)
+    wait_for_state("completed", job.pk)
+    assert [(entry.text, entry.job_id) for entry in Entry.objects.all()] == [("attempt 2", job.pk)]
