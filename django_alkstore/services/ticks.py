@@ -130,9 +130,10 @@ def tick_step(db: Operations, now: int, unfinished: Mapping[int, int], *, bounde
 
 def _fire_due(db: Operations, stored: StoredSchedule, step: Step) -> None:
     """Fire the schedule's due boundaries until the step is full, and move the schedule on."""
+    limit = step.unfinished.pop(stored.id, MAX_CATCH_UP)
     # Only the reading is guarded. A database error says nothing about the row, and rolls the step back.
     try:
-        due = _Due.read(stored, step.now, step.unfinished.pop(stored.id, MAX_CATCH_UP))
+        due = _Due.read(stored, step.now, limit)
     except (AlkstoreError, ValueError, TypeError, RecursionError, OverflowError) as error:
         reason = f"{type(error).__name__}: {error}"
         if db.pause_broken(stored.id, stored.next_fire_at, step.now, reason):
@@ -142,7 +143,8 @@ def _fire_due(db: Operations, stored: StoredSchedule, step: Step) -> None:
     last = due.boundaries[fired - 1]
     if fired < len(due.boundaries):
         if db.move_schedule(stored.id, stored.next_fire_at, step.now, due.boundaries[fired], last):
-            step.unfinished[stored.id] = len(due.boundaries) - fired
+            # Not only those that are due by now: another may become due before the next step.
+            step.unfinished[stored.id] = limit - fired
     elif due.goes_on <= LAST_US:
         db.move_schedule(stored.id, stored.next_fire_at, step.now, due.goes_on, last)
     elif db.move_schedule(stored.id, stored.next_fire_at, step.now, last, last):
