@@ -154,7 +154,7 @@ def test_a_later_second_signal_ends_a_scheduler_that_cannot_stop_with_status_1(s
     assert process.wait() == 1
     process.wait_for("cut off at a second signal")
     assert "Traceback" not in process.output
-    assert [name for name, _ in leaders()] == [LEADERSHIP]  # it lapses
+    assert leaders() == []  # it was freed before foreign code was called
 
 
 def test_a_later_second_signal_ends_run_alkstore_too_if_only_its_scheduler_is_left(start: Start) -> None:
