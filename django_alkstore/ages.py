@@ -1,14 +1,16 @@
-"""How long ago, and in how long, as people read it."""
+"""Durations as people read them and write them."""
 
+import re
 from datetime import datetime
 
-_UNITS = ((86_400, "d"), (3_600, "h"), (60, "min"), (1, "s"))
+_UNITS = {"d": 86_400, "h": 3_600, "min": 60, "s": 1}
+_WRITTEN = re.compile(r"(\d{1,9})\s*(s|m|min|h|d)?", re.ASCII)
 
 
 def age(seconds: float) -> str:
     """Seconds in the largest unit that they fill and the one below it: `8 s`, `3 min 20 s`, `5 h`, `2 d 1 h`."""
     left, words = max(int(seconds), 0), []
-    for size, unit in _UNITS:
+    for unit, size in _UNITS.items():
         count, left = divmod(left, size)
         words.append(f"{count} {unit}" if count else "")
     first = next((place for place, word in enumerate(words) if word), None)
@@ -19,3 +21,12 @@ def distance(moment: datetime, now: datetime) -> str:
     """`3 min 20 s ago` or `in 3 min 20 s`."""
     seconds = (now - moment).total_seconds()
     return f"{age(seconds)} ago" if seconds >= 0 else f"in {age(-seconds)}"
+
+
+def parse_age(text: str) -> float:
+    """The seconds of `90`, `90s`, `15m`, `12h` or `30d`. Raises `ValueError` for anything else."""
+    found = _WRITTEN.fullmatch(text.strip())
+    if found is None:
+        raise ValueError(f"{text!r} is not a duration: write a number and one of s, m, h and d, for example 30d")
+    unit = found[2] or "s"
+    return float(int(found[1]) * _UNITS["min" if unit == "m" else unit])

@@ -67,7 +67,7 @@ def positive_int(option: str, value: object) -> int:
 
 
 def _unknown_key(where: str, key: object, known: Collection[str]) -> str:
-    """The sentence about a key that there is not, with the nearest that there is."""
+    """The sentence that says that `key` is unknown, with the most similar known key."""
     by_folded = {name.casefold(): name for name in known}
     near = get_close_matches(str(key).casefold(), by_folded, n=1)
     meant = f" Did you mean {by_folded[near[0]]!r}?" if near else ""
@@ -175,14 +175,14 @@ def problems(raw: object) -> Iterator[str]:
 
 
 def raw_setting() -> object:
-    # Past the lazy object, which makes an exception of each question for a setting that is not there.
+    # Not through Django's lazy object, which raises and catches an exception each time a missing setting is read.
     holder = object.__getattribute__(django_settings, "_wrapped")
     return getattr(django_settings if holder is empty else holder, "ALKSTORE", _NOTHING)
 
 
 _NOTHING: dict[str, Any] = {}
 _read: tuple[object, object, Settings] | None = None
-"""The setting, a copy of it as it was read, and what was read."""
+"""The setting, a copy of its content, and the result of reading it."""
 
 
 def settings() -> Settings:

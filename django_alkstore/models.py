@@ -117,6 +117,8 @@ class Job(models.Model):
                 condition=Q(state=State.PENDING, expires_at__isnull=False),
                 name="alkstore_job_expiry",
             ),
+            # The jobs that have failed, whatever became of them. A job that never failed costs nothing here.
+            Index(fields=["state", "queue"], condition=Q(last_error__isnull=False), name="alkstore_job_failed"),
             # For looking a key up whatever became of its job. A job without one costs nothing here.
             Index(fields=["unique_key"], condition=Q(unique_key__isnull=False), name="alkstore_job_unique_key"),
             # For pruning; with the queue, counting the finished needs no table.

@@ -52,7 +52,7 @@ standby_ended = Signal()  # it was told to stop
 schedule_fired = Signal()  # fire
 schedule_broken = Signal()  # name, reason
 jobs_pruned = Signal()  # removed
-database_trouble = Signal()  # doing, error, pause
+database_trouble = Signal()  # doing, error, pause; reason: the files that cannot be written, or None
 database_recovered = Signal()  # doing
 database_replaced = Signal()  # error
 file_events_missing = Signal()  # reason, interval: the database is polled instead, every `interval` seconds
@@ -428,8 +428,9 @@ _log(
 _log(
     database_trouble,
     logging.WARNING,
-    lambda doing, error, pause: (
+    lambda doing, error, pause, reason=None: (
         f"database trouble while {doing}{f', again in {pause:.1f} s' if pause else ''}: {_short(str(error))}"
+        f"{f'; {reason}' if reason else ''}"
     ),
 )
 _log(

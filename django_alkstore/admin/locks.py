@@ -1,35 +1,42 @@
 """Locks: who holds what until when, and taking a lock away."""
 
+from collections.abc import Sequence
+
 from django.contrib import admin
 from django.db.models import QuerySet
-from django.http import HttpRequest
+from django.http import HttpRequest, HttpResponse
 from django.utils.safestring import SafeString
 
 from django_alkstore import clock
 from django_alkstore.admin import show
-from django_alkstore.admin.base import ReadOnlyAdmin
+from django_alkstore.admin.base import Button, ReadOnlyAdmin
+from django_alkstore.admin.explain import Verdict, explain_lock
 from django_alkstore.models import Lock
 
 
 @admin.register(Lock)
 class LockAdmin(ReadOnlyAdmin[Lock]):
-    list_display = ("title", "badge", "holder", "token", "age", "expires")
+    list_display = ("title", "badge", "expiry", "age", "holder", "number")
     search_fields = ("name", "owner")
     ordering = ("name",)
-    operate_permission = "delete"  # which is what becomes of the row
+    operate_permission = "delete"  # a release deletes the row
     read_by_actions = ("name",)
     actions = ("force_release",)
-    fieldsets = ((None, {"fields": (("title", "badge"), ("holder", "token"), ("acquired", "expires"))}),)
+    buttons = {"force_release": Button("force_release", "Release by force", is_dangerous=True)}
+    fieldsets = ((None, {"fields": (("badge", "holder", "number"), ("acquired", "expires"))}),)
 
-    title = show.column("name", "name", show.text)
+    title = show.column("name", "name", show.text, sorts=True)
     holder = show.column("owner", "holder", show.text)
+    number = show.column("token", "token", show.plain)
     acquired = show.column("acquired_at", "acquired", show.moment)
     expires = show.column("expires_at", "expires", show.moment)
+    expiry = show.column("expires_at", "expires", show.short_moment)
+    age = show.column("acquired_at", "acquired", show.short_moment)
 
     def get_queryset(self, request: HttpRequest) -> QuerySet[Lock]:
         from django_alkstore.services import presence
 
-        # A worker's signs of life are rows of this table too, and nothing that anybody holds.
+        # The workers' signs of life are rows of this table too. They are not locks.
         return presence.without_signs(super().get_queryset(request))
 
     @admin.display(description="state")
@@ -37,12 +44,20 @@ class LockAdmin(ReadOnlyAdmin[Lock]):
         held = lock.expires_at > clock.now()
         return show.badge("held", "Held") if held else show.badge("lapsed", "Lapsed")
 
-    @admin.display(description="age")
-    def age(self, lock: Lock) -> str:
-        return show.age((clock.now() - lock.acquired_at).total_seconds())
+    def verdict(self, request: HttpRequest, row: Lock) -> Verdict:
+        return explain_lock(row, clock.now())
+
+    def possible(self, row: Lock) -> Sequence[str]:
+        return ("force_release",)
+
+    def _next_url(self, request: HttpRequest) -> str:
+        # A lock that was released has no page any more.
+        return request.get_full_path()
 
     @admin.action(description="Release by force, whoever holds it", permissions=["operate"])
-    def force_release(self, request: HttpRequest, queryset: QuerySet[Lock]) -> None:
+    def force_release(self, request: HttpRequest, queryset: QuerySet[Lock]) -> HttpResponse:
         from django_alkstore import services
 
-        self.act(request, queryset, "released", lambda lock, using: services.force_release(lock.name, using=using))
+        return self.act(
+            request, queryset, "released", lambda lock, using: services.force_release(lock.name, using=using)
+        )

@@ -1,43 +1,79 @@
 """Schedules: what fires when, and pausing, resuming and firing it."""
 
+from collections.abc import Iterable, Sequence
+from typing import Any
+
 from django.contrib import admin
 from django.db.models import QuerySet
-from django.http import HttpRequest
+from django.http import HttpRequest, HttpResponse
 from django.utils.safestring import SafeString
 
 from django_alkstore import clock
 from django_alkstore.admin import show
-from django_alkstore.admin.base import ReadOnlyAdmin
-from django_alkstore.admin.explain import explain_schedule
+from django_alkstore.admin.base import Button, ReadOnlyAdmin
+from django_alkstore.admin.explain import Verdict, explain_schedule
+from django_alkstore.admin.lists import DropdownFilter
 from django_alkstore.models import Schedule
+
+
+class StateFilter(DropdownFilter):
+    title = parameter_name = "state"
+
+    def lookups(self, request: HttpRequest, model_admin: Any) -> Iterable[tuple[str, str]]:
+        return [("on", "On"), ("paused", "Paused"), ("broken", "Broken")]
+
+    def queryset(self, request: HttpRequest, queryset: QuerySet[Any]) -> QuerySet[Any]:
+        match self.value():
+            case "on":
+                return queryset.filter(enabled=True)
+            case "paused":
+                return queryset.filter(enabled=False, last_error__isnull=True)
+            case "broken":
+                return queryset.filter(enabled=False, last_error__isnull=False)
+        return queryset
 
 
 @admin.register(Schedule)
 class ScheduleAdmin(ReadOnlyAdmin[Schedule]):
-    list_display = ("title", "grammar", "target", "badge", "next_fire", "last_fire", "error_line")
-    list_filter = ("enabled",)
+    list_display = ("title", "badge", "next_fire", "rule", "target", "last_fire")
+    list_filter = (StateFilter,)
     search_fields = ("name", "queue")
     ordering = ("name",)
     read_by_actions = ("name",)
     actions = ("pause", "resume", "fire_now")
+    buttons = {
+        "pause": Button("pause", "Pause"),
+        "resume": Button("resume", "Resume"),
+        "fire_now": Button("fire_now", "Fire now"),
+    }
     fieldsets = (
+        (None, {"fields": (("badge", "grammar", "target"), ("next_fire_full", "last_fire_full"))}),
+        ("Error", {"fields": ("error",), "classes": ("alkstore-wide",)}),
+        ("Payload", {"fields": ("payload_json",), "classes": ("alkstore-wide",)}),
         (
-            None,
-            {"fields": ("explanation", ("title", "grammar", "target"), ("badge", "next_fire", "last_fire"), "error")},
+            "Options of its jobs",
+            {"fields": (("priority_number", "most_attempts"), ("lease_length", "first_wait", "lifetime"))},
         ),
-        ("Payload", {"fields": ("payload_json",)}),
-        ("Options", {"fields": (("priority", "max_attempts"), ("visibility_timeout", "backoff_base", "expires_in"))}),
         ("Moments", {"fields": (("declared", "changed"),)}),
     )
 
-    title = show.column("name", "name", show.text)
+    rule = show.column("spec", "spec", show.text)
     grammar = show.column("spec", "spec", show.text)
-    target = show.column("queue", "queue", show.queue_name)
-    last_fire = show.column("last_fire_at", "last fire", show.moment)
-    error_line = show.column("last_error", "last error", show.first_line)
+    target = show.column("queue", "queue", lambda queue: show.text(show.queue_name(queue)))
+    last_fire = show.column("last_fire_at", "last fire", show.short_moment)
+    last_fire_full = show.column("last_fire_at", "last fire", show.moment)
     error = show.column("last_error", "last error", show.optional_block)
     declared = show.column("created_at", "declared", show.moment)
     changed = show.column("updated_at", "changed", show.moment)
+    priority_number = show.column("priority", "priority", show.plain)
+    most_attempts = show.column("max_attempts", "most attempts", show.plain_or_default)
+    lease_length = show.column("visibility_timeout", "visibility timeout", show.duration_or_default)
+    first_wait = show.column("backoff_base", "backoff base", show.duration_or_default)
+    lifetime = show.column("expires_in", "expires in", show.duration_or_default)
+
+    @admin.display(description="name", ordering="name")
+    def title(self, schedule: Schedule) -> SafeString:
+        return show.two_lines(schedule.name, schedule.last_error)
 
     @admin.display(description="state")
     def badge(self, schedule: Schedule) -> SafeString:
@@ -45,12 +81,12 @@ class ScheduleAdmin(ReadOnlyAdmin[Schedule]):
             return show.badge("on", "On")
         return show.badge("broken", "Broken") if schedule.last_error else show.badge("paused", "Paused")
 
-    @admin.display(description="in short")
-    def explanation(self, schedule: Schedule) -> SafeString | str:
-        return show.text(explain_schedule(schedule, clock.now()))
-
     @admin.display(description="next fire")
     def next_fire(self, schedule: Schedule) -> SafeString | str:
+        return show.short_moment(schedule.next_fire_at) if schedule.enabled else show.NOTHING
+
+    @admin.display(description="next fire")
+    def next_fire_full(self, schedule: Schedule) -> SafeString | str:
         return show.moment(schedule.next_fire_at) if schedule.enabled else show.NOTHING
 
     @admin.display(description="JSON")
@@ -60,20 +96,28 @@ class ScheduleAdmin(ReadOnlyAdmin[Schedule]):
     def get_queryset(self, request: HttpRequest) -> QuerySet[Schedule]:
         return super().get_queryset(request).defer("payload")
 
+    def verdict(self, request: HttpRequest, row: Schedule) -> Verdict:
+        return explain_schedule(row, clock.now())
+
+    def possible(self, row: Schedule) -> Sequence[str]:
+        return ("fire_now", "pause") if row.enabled else ("fire_now", "resume")
+
     @admin.action(description="Pause schedules", permissions=["operate"])
-    def pause(self, request: HttpRequest, queryset: QuerySet[Schedule]) -> None:
+    def pause(self, request: HttpRequest, queryset: QuerySet[Schedule]) -> HttpResponse:
         from django_alkstore import services
 
-        self.act(request, queryset, "paused", lambda row, using: services.pause_schedule(row.name, using=using))
+        return self.act(request, queryset, "paused", lambda row, using: services.pause_schedule(row.name, using=using))
 
     @admin.action(description="Resume schedules", permissions=["operate"])
-    def resume(self, request: HttpRequest, queryset: QuerySet[Schedule]) -> None:
+    def resume(self, request: HttpRequest, queryset: QuerySet[Schedule]) -> HttpResponse:
         from django_alkstore import services
 
-        self.act(request, queryset, "resumed", lambda row, using: services.resume_schedule(row.name, using=using))
+        return self.act(
+            request, queryset, "resumed", lambda row, using: services.resume_schedule(row.name, using=using)
+        )
 
-    @admin.action(description="Fire now, beside the boundaries", permissions=["operate"])
-    def fire_now(self, request: HttpRequest, queryset: QuerySet[Schedule]) -> None:
+    @admin.action(description="Fire now, in addition to the boundaries", permissions=["operate"])
+    def fire_now(self, request: HttpRequest, queryset: QuerySet[Schedule]) -> HttpResponse:
         from django_alkstore import services
 
-        self.act(request, queryset, "fired", lambda row, using: services.fire_schedule(row.name, using=using))
+        return self.act(request, queryset, "fired", lambda row, using: services.fire_schedule(row.name, using=using))

@@ -18,12 +18,17 @@ from django_alkstore.names import outbox_of
 from django_alkstore.payloads import UnreadablePayload, read_payload
 
 NOTHING = "-"
+QUEUE_DEFAULT = "default of the queue"
+"""Shown for an option of a schedule that its queue decides."""
 MAX_JSON = 20_000
 """Characters of a payload on a page."""
 MAX_ERROR = 500
 """Characters of a job's last error that are read. Its failed attempts have the whole of it."""
 MAX_LINE = 120
 """Characters of an error in a list."""
+
+SHORT = 10
+"""Seconds; a shorter duration is shown with its fraction."""
 
 _NO_BREAK = "\N{NO-BREAK SPACE}"
 # Characters that would turn the text behind them around: the same JSON, escaped.
@@ -34,6 +39,50 @@ _pretty = JSONEncoder(indent=2, ensure_ascii=False).iterencode
 
 def badge(kind: str, label: str) -> SafeString:
     return format_html('<span class="alkstore-badge alkstore-{}">{}</span>', kind, label)
+
+
+def status(kind: str, label: str, situation: str = "", *, alarming: bool = False) -> SafeString:
+    """A badge with a word or two behind it."""
+    if not situation:
+        return badge(kind, label)
+    mood = "alkstore-alarm" if alarming else "alkstore-quiet"
+    return format_html('{} <span class="{}">{}</span>', badge(kind, label), mood, situation)
+
+
+def two_lines(first: str, second: str | None) -> SafeString:
+    """A text, and below it a quiet one that is cut where the column ends. The whole of that is in its title."""
+    head = format_html('<bdi class="alkstore-first">{}</bdi>', first)
+    line = plain_first_line(second)
+    if line == NOTHING:
+        return head
+    return format_html('{}<span class="alkstore-second" title="{}"><bdi>{}</bdi></span>', head, line, line)
+
+
+def duration(seconds: float | None) -> str:
+    """A duration, with its fraction if it is short."""
+    if seconds is None:
+        return NOTHING
+    if 0 < seconds < 1:
+        return f"{max(round(seconds * 1_000), 1)}{_NO_BREAK}ms"
+    return f"{max(seconds, 0):.3g}{_NO_BREAK}s" if seconds < SHORT else age(seconds)
+
+
+def plain(value: int) -> str:
+    """A number that names something: without separators, so that it can be searched for."""
+    return str(value)
+
+
+def plain_or_default(value: int | None) -> str:
+    return QUEUE_DEFAULT if value is None else plain(value)
+
+
+def duration_or_default(value: float | None) -> str:
+    return QUEUE_DEFAULT if value is None else duration(value)
+
+
+def count(number: int, one: str, several: str | None = None) -> str:
+    """`1 job`, `3 jobs`, `1,234 jobs`."""
+    return f"{number:,} {one if number == 1 else several or f'{one}s'}"
 
 
 def text(value: str | None) -> SafeString | str:
@@ -78,30 +127,47 @@ def when(moment: datetime) -> str:
 
 
 def age(seconds: float) -> str:
+    """A duration that no line break divides."""
     return ages.age(seconds).replace(" ", _NO_BREAK)
 
 
-def moment(value: datetime | None, prefix: str = "") -> SafeString | str:
+def moment(value: datetime | None) -> SafeString | str:
+    """A moment with its distance from now."""
     if value is None:
         return NOTHING
     return format_html(
-        '{} <time datetime="{}">{}</time> <span class="alkstore-quiet">({})</span>',
-        prefix,
+        '<time datetime="{}">{}</time> <span class="alkstore-quiet">({})</span>',
         value.isoformat(),
         when(value),
-        ages.distance(value, clock.now()),
+        ages.distance(value, clock.now()).replace(" ", _NO_BREAK),
     )
 
 
+def short_moment(value: datetime | None) -> SafeString | str:
+    """Only a moment's distance from now. The moment itself is in the title."""
+    if value is None:
+        return NOTHING
+    distance = ages.distance(value, clock.now()).replace(" ", _NO_BREAK)
+    return format_html('<time datetime="{}" title="{}">{}</time>', value.isoformat(), when(value), distance)
+
+
+def names(values: Any) -> SafeString | str:
+    """A list of names that another program may have written, one in a line."""
+    if not isinstance(values, list):
+        return text(str(values)[:MAX_JSON])
+    return format_html_join("", "<div>{}</div>", ((text(str(value)),) for value in values)) or NOTHING
+
+
 def column(
-    field: str, label: str, shown: Callable[[Any], SafeString | str]
+    field: str, label: str, shown: Callable[[Any], SafeString | str], *, sorts: bool = False
 ) -> Callable[[Any, Model], SafeString | str]:
     """A method for a `ModelAdmin`: the field as `shown` shows it.
 
-    Its name there must not be a field's, since the admin would then show the field by itself.
+    Its name there must not be a field's, since the admin would then show the field by itself. `sorts`: the list can be
+    sorted by it.
     """
 
-    @admin.display(description=label)
+    @admin.display(description=label, ordering=field if sorts else None)
     def display(_: Any, row: Model) -> SafeString | str:
         return shown(getattr(row, field))
 
@@ -140,31 +206,3 @@ def _cut(pieces: Iterable[str], stored: str) -> SafeString:
         return box
     note = '{}<p class="alkstore-quiet">Cut after {} characters. As stored, the whole has {}.</p>'
     return format_html(note, box, f"{MAX_JSON:,}", f"{len(stored):,}")
-
-
-def failures(history: Any) -> SafeString | str:
-    """Each failed attempt, the latest first. Something else may have written the column: nothing is taken as given."""
-    if isinstance(history, UnreadablePayload):
-        return block(history.text[:MAX_JSON])
-    if not isinstance(history, list):
-        return block(str(history)[:MAX_JSON])
-    return format_html_join("", "{}", ((_failure(entry),) for entry in reversed(history))) or NOTHING
-
-
-def _failure(entry: Any) -> SafeString:
-    if not isinstance(entry, dict):
-        return block(str(entry)[:MAX_JSON])
-    return format_html(
-        '<section class="alkstore-failure"><h3>Attempt {} <span class="alkstore-quiet">{}</span></h3>{}{}</section>',
-        entry.get("attempt", "?"),
-        _when_written(entry.get("at")),
-        block(str(entry.get("error", ""))),
-        block(str(entry["traceback"])) if entry.get("traceback") else "",
-    )
-
-
-def _when_written(at: Any) -> str:
-    try:
-        return when(datetime.fromisoformat(at))
-    except (TypeError, ValueError, OverflowError):
-        return str(at)

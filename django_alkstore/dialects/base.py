@@ -35,6 +35,12 @@ class Change(Protocol):
         Any thread may ask.
         """
 
+    def renew(self) -> None:
+        """Close the connection; the next call of `version` opens another. The version after that differs from before.
+
+        A connection keeps files open that somebody may have repaired since.
+        """
+
     def watched_file(self) -> str | None:
         """The file whose writes announce a commit, or `None` where there is none."""
 
@@ -309,12 +315,16 @@ class Operations(ABC):
         """The earliest next boundary of an enabled schedule."""
 
     @abstractmethod
-    def move_schedule(self, schedule_id: int, now: int, next_fire_at: int, last_fire_at: int) -> None:
-        """Set where the schedule goes on, and the last boundary that it fired."""
+    def move_schedule(self, schedule_id: int, boundary: int, now: int, next_fire_at: int, last_fire_at: int) -> bool:
+        """Set the schedule's next boundary and the last that it fired. Takes effect only while `boundary` is the next.
+
+        So a schedule that was declared anew, or moved, since it was read is left as it is. *One statement.*
+        """
 
     @abstractmethod
-    def pause_broken(self, schedule_id: int, now: int, error: str) -> None:
-        """Pause a schedule that cannot be read, with the reason on its row."""
+    def pause_broken(self, schedule_id: int, boundary: int, now: int, error: str) -> bool:
+        """Pause a schedule that cannot be read, with the reason on its row. Takes effect only while `boundary` is the
+        next. *One statement.*"""
 
 
 class Dialect(ABC):
@@ -363,3 +373,7 @@ class Dialect(ABC):
     @abstractmethod
     def change(self, using: str) -> Change:
         """Open a connection that sees the commits of others."""
+
+    @abstractmethod
+    def write_obstacle(self, connection: BaseDatabaseWrapper) -> str | None:
+        """Say what keeps this process from writing, by file and owner; None if nothing of that kind is known."""

@@ -204,7 +204,7 @@ def _path(using: str) -> Path:
 def _file_system(folder: Path) -> str | None:
     """The type of the file system that holds `folder`, by the mount table; `None` if it cannot be found."""
     try:
-        descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
+        descriptor = os.open(folder, os.O_PATH)
         try:
             facts = Path(f"/proc/self/fdinfo/{descriptor}").read_text()
         finally:

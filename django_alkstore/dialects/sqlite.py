@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import unquote, urlsplit
 
-from django.db import OperationalError, connections, transaction
+from django.db import DatabaseError, OperationalError, connections, transaction
 from django.db.backends.base.base import BaseDatabaseWrapper
 
 from django_alkstore.clock import LAST_US
@@ -35,6 +35,7 @@ from django_alkstore.dialects.base import (
     SweptJob,
 )
 from django_alkstore.dialects.cursors import Cursor, DirectCursor, open_cursor
+from django_alkstore.dialects.file_access import write_obstacle
 from django_alkstore.dialects.forks import guard
 from django_alkstore.models import Job, Lock, Schedule
 
@@ -266,8 +267,12 @@ SELECT {_columns(StoredSchedule._fields, "name", "spec", "queue", "payload")} FR
 WHERE enabled AND next_fire_at <= %s ORDER BY next_fire_at LIMIT %s
 """
 NEXT_BOUNDARY = f"SELECT next_fire_at FROM {SCHEDULE} WHERE enabled ORDER BY next_fire_at LIMIT 1"
-MOVE_SCHEDULE = f"UPDATE {SCHEDULE} SET next_fire_at = %s, last_fire_at = %s, updated_at = %s WHERE id = %s"
-PAUSE_BROKEN = f"UPDATE {SCHEDULE} SET enabled = 0, last_error = %s, updated_at = %s WHERE id = %s"
+MOVE_SCHEDULE = f"""
+UPDATE {SCHEDULE} SET next_fire_at = %s, last_fire_at = %s, updated_at = %s WHERE id = %s AND next_fire_at = %s
+"""
+PAUSE_BROKEN = f"""
+UPDATE {SCHEDULE} SET enabled = 0, last_error = %s, updated_at = %s WHERE id = %s AND next_fire_at = %s
+"""
 
 
 @lru_cache(maxsize=256)
@@ -357,6 +362,14 @@ def is_missing(connection: BaseDatabaseWrapper) -> bool:
         return False  # it cannot be known; connecting says why
 
 
+_LOOKS = 3
+"""Times that the version may differ from the one just before, as it does if others commit in between."""
+
+
+def _data_version(raw: sqlite3.Connection) -> int:
+    return int(raw.execute("PRAGMA data_version").fetchone()[0])
+
+
 class DataVersion:
     """`PRAGMA data_version` on a connection of its own: it changes when any other connection has committed."""
 
@@ -366,14 +379,21 @@ class DataVersion:
         self._wrapper = connections.create_connection(using)
         self._wrapper.inc_thread_sharing()
         self._asking = guard()
-        """Two threads that ask at once would share the driver's one prepared statement, and each other's answer."""
+        """Protects every attribute. Two threads that ask at once would also share the driver's prepared statement."""
+        self._raw: sqlite3.Connection | None = None
+        """None after `renew`, until the next look."""
+        self._base = 0
+        """Added to the numbers of the present connection: those of two connections cannot be compared."""
+        self._last = 0
         try:
-            self._connect()
+            self._raw = self._open()
+            self._file: str | None = self._raw.execute("PRAGMA database_list").fetchone()[2] or None
+            self._identity = _identity(self._file)
         except BaseException:
             self._wrapper.close()
             raise
 
-    def _connect(self) -> None:
+    def _open(self) -> sqlite3.Connection:
         if is_missing(self._wrapper):
             # SQLite would make an empty one, which looks like a database that has never been migrated.
             raise DatabaseReplaced(f"the database file {self._wrapper.settings_dict['NAME']} is gone")
@@ -381,9 +401,13 @@ class DataVersion:
         raw: sqlite3.Connection = self._wrapper.connection
         # Told "busy" at once rather than made to wait: that somebody is writing is news enough.
         raw.execute("PRAGMA busy_timeout = 0")
-        self._raw = raw
-        self._file = raw.execute("PRAGMA database_list").fetchone()[2] or None
-        self._identity = _identity(self._file)
+        return raw
+
+    def renew(self) -> None:
+        with self._asking:
+            if self._file is not None:  # closing one in memory would end the database
+                self._raw = None
+                self._wrapper.close()
 
     def version(self) -> object:
         with self._asking:
@@ -391,9 +415,27 @@ class DataVersion:
                 if _identity(self._file) != self._identity:
                     self._refuse_another_file()
             try:
-                return self._raw.execute("PRAGMA data_version").fetchone()[0]
-            except sqlite3.DatabaseError:  # damaged, too: whoever reads next will be told how
+                if self._raw is None:
+                    self._raw = self._open()
+                    self._base += 2**32
+                return self._number(self._raw)
+            except DatabaseReplaced:
+                raise
+            except (sqlite3.DatabaseError, DatabaseError):  # damaged, too: whoever reads next will be told how
                 return BUSY
+
+    def _number(self, raw: sqlite3.Connection) -> object:
+        """The version; `BUSY` if it differs each time, as it does if this user may not write the index of the WAL."""
+        number = _data_version(raw)
+        if number != self._last:
+            for _ in range(_LOOKS):
+                before, number = number, _data_version(raw)
+                if number == before:
+                    break
+            else:
+                return BUSY
+            self._last = number
+        return self._base + number
 
     def _refuse_another_file(self) -> None:
         """`DatabaseReplaced`, unless it is the same file whose number has changed, as some file systems do."""
@@ -417,7 +459,8 @@ class DataVersion:
             # To close it drops no lock of this process's: SQLite itself puts that off while any connection to the
             # same file holds one.
             with closing(sqlite3.connect(uri, uri=True, timeout=0, isolation_level=None)) as other:
-                return _keeps_out(self._raw, other) and _keeps_out(other, self._raw)
+                raw = self._raw
+                return raw is not None and _keeps_out(raw, other) and _keeps_out(other, raw)
         except sqlite3.DatabaseError:  # not there by now, not ours to open, or no database: not what we have open
             return False
 
@@ -427,7 +470,8 @@ class DataVersion:
 
     def close(self) -> None:
         self._wrapper.close()
-        self._raw.close()  # Django keeps a connection to a database in memory open
+        if self._raw is not None:
+            self._raw.close()  # Django keeps a connection to a database in memory open
 
 
 def _whole(moment: Any) -> int | None:
@@ -581,11 +625,11 @@ class SQLiteOperations(Operations):
         row = self.cursor.execute(NEXT_BOUNDARY).fetchone()
         return None if row is None else _whole(row[0])
 
-    def move_schedule(self, schedule_id: int, now: int, next_fire_at: int, last_fire_at: int) -> None:
-        self.cursor.execute(MOVE_SCHEDULE, (next_fire_at, last_fire_at, now, schedule_id))
+    def move_schedule(self, schedule_id: int, boundary: int, now: int, next_fire_at: int, last_fire_at: int) -> bool:
+        return self._took_effect(MOVE_SCHEDULE, (next_fire_at, last_fire_at, now, schedule_id, boundary))
 
-    def pause_broken(self, schedule_id: int, now: int, error: str) -> None:
-        self.cursor.execute(PAUSE_BROKEN, (error, now, schedule_id))
+    def pause_broken(self, schedule_id: int, boundary: int, now: int, error: str) -> bool:
+        return self._took_effect(PAUSE_BROKEN, (error, now, schedule_id, boundary))
 
     def _took_effect(self, text: str, params: tuple[Any, ...]) -> bool:
         self.cursor.execute(text, params)
@@ -655,3 +699,7 @@ class SQLite(Dialect):
 
     def change(self, using: str) -> Change:
         return DataVersion(using)
+
+    def write_obstacle(self, connection: BaseDatabaseWrapper) -> str | None:
+        path = database_path(connection)
+        return None if path is None else write_obstacle(path)

@@ -20,6 +20,7 @@ from contextlib import AbstractContextManager, ExitStack, closing, contextmanage
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
+from weakref import WeakSet
 
 from django.db import connections
 
@@ -113,6 +114,7 @@ class Watch:
     """
 
     def __init__(self, using: str) -> None:
+        self.using = using
         self._change = dialect_of(connections[using]).change(using)
         # If one part cannot be opened, those that are open are closed again.
         with ExitStack() as opened:
@@ -129,6 +131,8 @@ class Watch:
         self._longest_step = LONGEST_STEP if self._events else POLL_INTERVAL
         self._step = self._longest_step
         """Seconds until the next look at the database. The waiting thread alone uses it, `forget` aside."""
+        with _opening:
+            _open_watches.add(self)
 
     def _watch_files(self) -> Any:
         """Open the kernel's events for the folder of the database. `None`: poll instead."""
@@ -217,7 +221,17 @@ class Watch:
         with self._reading:
             return list(self._events.read(timeout=0))
 
+    def renew(self) -> None:
+        """Close the connection; the next look at the database opens another, and finds it changed.
+
+        A connection that has met with a fault keeps files open that somebody may have repaired since. SQLite even
+        shares some of them among all connections of a process, so after a fault all are closed: see `renew_all`.
+        """
+        self._change.renew()
+
     def close(self) -> None:
+        with _opening:
+            _open_watches.discard(self)
         self._opened.close()
 
     def __enter__(self) -> Self:
@@ -227,6 +241,19 @@ class Watch:
         self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
     ) -> None:
         self.close()
+
+
+_opening = guard()
+"""Protects the set of open watches."""
+_open_watches: "WeakSet[Watch]" = WeakSet()
+
+
+def renew_all(using: str) -> None:
+    """Call `renew` of every watch that this process has on the database."""
+    with _opening:
+        watches = [watch for watch in _open_watches if watch.using == using]
+    for watch in watches:
+        watch.renew()
 
 
 _times_polling = itertools.count()

@@ -15,6 +15,7 @@ from django.core.management.base import BaseCommand, CommandError, CommandParser
 from django.db import DatabaseError, NotSupportedError, connections
 
 from django_alkstore import signals
+from django_alkstore.dialects import dialect_of
 from django_alkstore.dialects.transactions import is_contention, resolve_alias
 from django_alkstore.models import Job
 from django_alkstore.runtime.log_handler import show_log
@@ -41,11 +42,18 @@ def duration(text: str) -> float:
     return number
 
 
+def _with_obstacle(alias: str, error: DatabaseError) -> str:
+    """The error, and which files this user may not write."""
+    connection = connections[alias]
+    obstacle = dialect_of(connection).write_obstacle(connection)
+    return f"{error}; {obstacle}" if obstacle else str(error)
+
+
 def _refused(alias: str, error: DatabaseError) -> CommandError:
     if is_contention(alias, error):
         why = f"was busy with another's work for the whole busy timeout ({error}); try again"
     else:
-        why = f"cannot be used ({error})"
+        why = f"cannot be used ({_with_obstacle(alias, error)})"
     return CommandError(f"the database {alias!r} {why}")
 
 
@@ -72,8 +80,8 @@ class AlkstoreCommand(BaseCommand):
         except DatabaseError as error:
             if not is_contention(alias, error):
                 raise CommandError(
-                    f"the tables on the database {alias!r} cannot be read ({error}). "
-                    f"Where they are not there yet: manage.py migrate --database {alias}"
+                    f"the tables on the database {alias!r} cannot be read ({_with_obstacle(alias, error)}). "
+                    f"If they do not exist yet: manage.py migrate --database {alias}"
                 ) from error
             self.wait_for_tables(alias, error)
         try:

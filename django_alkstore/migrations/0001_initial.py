@@ -119,6 +119,11 @@ class Migration(migrations.Migration):
                         name="alkstore_job_expiry",
                     ),
                     models.Index(
+                        condition=models.Q(("last_error__isnull", False)),
+                        fields=["state", "queue"],
+                        name="alkstore_job_failed",
+                    ),
+                    models.Index(
                         condition=models.Q(("unique_key__isnull", False)),
                         fields=["unique_key"],
                         name="alkstore_job_unique_key",

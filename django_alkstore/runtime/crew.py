@@ -173,6 +173,8 @@ class Crew:
                 wake_by = min(wake_by, now + SLOW)
         else:
             self._hand_over()
+        if self._results:
+            wake_by = min(wake_by, self._results[0].ended_at + LONGEST_UNWRITTEN)
         self._wake_keeper_by(wake_by)
 
     def count_time_from_now(self, run: Run) -> None:

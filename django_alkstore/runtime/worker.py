@@ -155,12 +155,8 @@ class Worker:
         """The exit code, as soon as there is one."""
         if self._crew.fault is not None:
             raise self._crew.fault
-        if self._crew.is_exhausted:
-            signals.emit(signals.worker_exhausted, job_ids=sorted(run.job.id for run in self._crew.overdue()))
-            self.at_stop(THREADS_END)
-            return self._end_at_once(EXIT_EXHAUSTED, "exiting")
         if not self._stops:
-            return None
+            return self._give_up() if self._crew.is_exhausted else None
         self._begin_to_stop()
         if self._crew.is_done:
             return EXIT_OK
@@ -169,6 +165,11 @@ class Worker:
         if clock.monotonic() >= self._grace_ends:
             return self._end_at_once(EXIT_CUT_SHORT, "the grace is over")
         return None
+
+    def _give_up(self) -> int:
+        signals.emit(signals.worker_exhausted, job_ids=sorted(run.job.id for run in self._crew.overdue()))
+        self.at_stop(THREADS_END)
+        return self._end_at_once(EXIT_EXHAUSTED, "exiting")
 
     def _begin_to_stop(self) -> None:
         if self._crew.is_stopping:

@@ -4,7 +4,7 @@ from django_alkstore.services.claims import claim_batch, sweep
 from django_alkstore.services.handles import JobHandle
 from django_alkstore.services.leader import run_schedules
 from django_alkstore.services.locks import LockHandle, force_release, lock
-from django_alkstore.services.maintenance import prune
+from django_alkstore.services.maintenance import delete_finished, prune
 from django_alkstore.services.outboxes import Outbox, outbox, outbox_enqueue_tx
 from django_alkstore.services.queues import (
     QueueStats,
@@ -38,6 +38,7 @@ __all__ = [
     "QueueStats",
     "cancel",
     "claim_batch",
+    "delete_finished",
     "enqueue",
     "enqueue_many",
     "enqueue_tx",

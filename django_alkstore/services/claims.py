@@ -87,7 +87,7 @@ def claim_due(alias: str, queue: str, worker_id: str, limit: int) -> list[JobHan
         if claimed:
             return claimed
         # What was claimed and could not be kept is due again, like the rest.
-        if not rows and not _sweep_once(alias, queue):
+        if not rows and not sweep_once(alias, queue):
             return []
 
 
@@ -163,18 +163,19 @@ def sweep(queue: str | None = None, *, using: str | None = None) -> int:
     return sum(sweep_whole_queue(alias, name) for name in queues)
 
 
-def sweep_whole_queue(alias: str, queue: str, as_of: int | None = None) -> int:
-    """Put right all of one queue's lapsed and expired jobs, of whatever kind the queue is: how many.
-
-    `as_of`: those that had by then (microseconds; default: by now).
-    """
+def sweep_whole_queue(alias: str, queue: str) -> int:
+    """Sweep all lapsed and expired jobs of a queue or an outbox: how many."""
     changed: set[int] = set()
-    while ids := _sweep_once(alias, queue, as_of):
+    while ids := sweep_once(alias, queue):
         changed.update(ids)  # a job that lapsed and had expired too is touched twice and counted once
     return len(changed)
 
 
-def _sweep_once(alias: str, queue: str, as_of: int | None = None) -> list[int]:
+def sweep_once(alias: str, queue: str, as_of: int | None = None) -> list[int]:
+    """Sweep one batch of a queue: the ids of the jobs that were changed.
+
+    `as_of`: the moment (microseconds; default: now) at which a job must have lapsed or expired.
+    """
     swept = write_operations(alias, partial(sweep_batch, queue, as_of))
     after_commit(alias, swept.announce)
     return swept.ids

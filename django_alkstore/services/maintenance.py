@@ -1,17 +1,23 @@
 """What workers and schedulers do each minute: delete the finished jobs whose time is over, and say that they live."""
 
 from collections import Counter
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator, Sequence
+from typing import TypeVar
 
 from django.db import DatabaseError
 
 from django_alkstore import clock, conf, signals
-from django_alkstore.clock import SECOND
-from django_alkstore.dialects.transactions import is_contention, resolve_alias, write_statement
-from django_alkstore.models import State
+from django_alkstore.clock import FIRST_US, SECOND, from_us
+from django_alkstore.dialects.transactions import is_contention, resolve_alias, write_statement, write_transaction
+from django_alkstore.durations import Duration, seconds
+from django_alkstore.exceptions import InvalidOption, shown
+from django_alkstore.models import Job, State
 from django_alkstore.services import presence
-from django_alkstore.services.claims import sweep_whole_queue
+from django_alkstore.services.claims import sweep_once
 
+T = TypeVar("T")
+
+FINISHED_STATES = (State.COMPLETED.value, State.DEAD.value, State.CANCELLED.value)
 PRUNE_BATCH = 500
 """Rows deleted in one transaction: some milliseconds of the writer lock."""
 
@@ -57,6 +63,49 @@ def prune_batch(alias: str) -> dict[str, int]:
     return {}
 
 
+def delete_finished(
+    *,
+    queue: str | None = None,
+    state: str | None = None,
+    older_than: Duration = 0,
+    using: str | None = None,
+) -> dict[str, int]:
+    """Delete finished jobs whatever the settings keep: how many, by state.
+
+    `queue`: those of this queue only, by its full name. `state`: `completed`, `dead` or `cancelled`; default all three.
+    `older_than`: those that finished at least so many seconds ago. Live jobs are never deleted. Works in short
+    transactions, as `prune`.
+    """
+    alias = resolve_alias(using)
+    age = seconds("older_than", older_than, zero=True)
+    if state is not None and state not in FINISHED_STATES:
+        raise InvalidOption(f"state must be one of {', '.join(FINISHED_STATES)}, not {shown(state)}")
+    before = from_us(max(clock.now_us() - round(age * SECOND), FIRST_US))
+    removed = {}
+    for chosen in FINISHED_STATES if state is None else (state,):
+        jobs = Job.objects.using(alias).filter(state=chosen, finished_at__lte=before)
+        if queue is not None:
+            jobs = jobs.filter(queue=queue)
+        # Read first, without the writer lock: among many jobs of other queues, finding a batch may take long.
+        ids = list(jobs.order_by("finished_at").values_list("pk", flat=True))
+        removed[chosen] = sum(delete_batch(alias, batch) for batch in batches(ids, PRUNE_BATCH))
+    if any(removed.values()):
+        signals.emit(signals.jobs_pruned, removed=removed)
+    return removed
+
+
+def delete_batch(alias: str, ids: Sequence[int]) -> int:
+    """Delete those of these jobs that are finished, in one transaction; how many. A live job is left alone."""
+    finished = Job.objects.using(alias).filter(pk__in=ids, state__in=FINISHED_STATES)
+    return write_transaction(alias, lambda _: finished.delete()[0])
+
+
+def batches(ids: Sequence[T], size: int) -> Iterator[Sequence[T]]:
+    """`ids` in parts of at most `size`."""
+    for start in range(0, len(ids), size):
+        yield ids[start : start + size]
+
+
 class Upkeep:
     """When a worker or scheduler prunes and sweeps: at its start, each minute, and at once while there is more.
 
@@ -82,7 +131,7 @@ class Upkeep:
         return max(0.0, self._due_at - clock.monotonic())
 
     def step(self, as_of: int | None = None) -> None:
-        """Prune one batch, if it is time; at the end sweep, and announce what it has removed.
+        """If it is time: prune one batch, or sweep one batch of each queue. Due again at once while there is more.
 
         `as_of`: the moment (microseconds; default: now) at which a job must have lapsed to be swept.
         """
@@ -95,8 +144,9 @@ class Upkeep:
         if batch:
             return
         # A worker whose threads are all busy claims nothing, and so sweeps nothing on the way.
-        for queue in self._queues:
-            sweep_whole_queue(self.alias, queue, as_of)
+        swept = [sweep_once(self.alias, queue, as_of) for queue in self._queues]
+        if any(swept):
+            return
         self._due_at = clock.monotonic() + UPKEEP_INTERVAL
         if self._removed:
             signals.emit(signals.jobs_pruned, removed=dict(self._removed))

@@ -1,4 +1,4 @@
-"""Jobs in, and what can be asked of them."""
+"""Jobs are added, changed by their id, and counted."""
 
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
@@ -30,10 +30,10 @@ from django_alkstore.services.options import JobOptions, UnkeyedOptions, expires
 
 
 def enqueue(queue: str, payload: Any, *, using: str | None = None, **options: Unpack[JobOptions]) -> Job:
-    """Add a job to `queue`: in the caller's transaction where one is open, else committed at once.
+    """Add a job to `queue`: in the caller's transaction if one is open, else committed at once.
 
     Returns the complete `Job`. Raises `InvalidName`, `InvalidPayload`, `InvalidOption` before anything is
-    written, and `DuplicateJob` where a live job of the queue has the unique key.
+    written, and `DuplicateJob` if a live job of the queue has the unique key.
     """
     validate_name("queue", queue)
     settings = conf.settings()
@@ -41,7 +41,7 @@ def enqueue(queue: str, payload: Any, *, using: str | None = None, **options: Un
 
 
 def enqueue_tx(queue: str, payload: Any, *, using: str | None = None, **options: Unpack[JobOptions]) -> Job:
-    """As `enqueue`, in the caller's transaction only: `TransactionRequired` where none is open on the database."""
+    """As `enqueue`, in the caller's transaction only: `TransactionRequired` if none is open on the database."""
     validate_name("queue", queue)
     settings = conf.settings()
     alias = using or resolve_default(settings)
@@ -169,7 +169,7 @@ def _insert_keyed(alias: str, job: NewJob, unique_key: str) -> int:
 
 
 def _holder(db: Operations, queue: str, unique_key: str) -> int:
-    """The job that a taken unique key belongs to. Under the writer lock, under which the key was found taken."""
+    """The live job that has a unique key. Called in the transaction that found the key taken, so it is still there."""
     job_id = db.live_job(queue, unique_key)
     assert job_id is not None, "the key was taken a moment ago, and nobody else has written since"
     return job_id
@@ -186,10 +186,10 @@ _PENDING = State.PENDING.value
 
 
 def _instance(alias: str, job_id: int, job: NewJob, payload: Any) -> Job:
-    """The model instance of a row just stored, without asking for it; `payload` as it will be read.
+    """The model instance of a row just stored, without a query; `payload` as it will be read.
 
-    Its fields are put in place as unpickling does: twenty `setattr`s in `Model.__init__` would cost more than
-    the statement that stored them.
+    The fields are set as unpickling sets them: twenty `setattr`s in `Model.__init__` would cost more than the
+    statement that stored the row.
     """
     instance = Job.__new__(Job)
     created_at = from_us(job.created_at)
@@ -237,12 +237,15 @@ def _is_id(value: object) -> bool:
 
 
 def get_job(id: int, *, using: str | None = None) -> Job | None:  # noqa: A002  the contract's name for it
-    """The job in whatever state, or `None`."""
+    """The job, in any state, or `None`."""
     return Job.objects.using(resolve_alias(using)).filter(pk=id).first() if _is_id(id) else None
 
 
 def cancel(id: int, *, using: str | None = None) -> bool:  # noqa: A002
-    """Cancel a live job; `False` where there is none. A worker that holds it is told at its next call."""
+    """Cancel a live job; `False` if there is none.
+
+    If its handler is running, `lease_lost` of the handle is set within 2 s, and the handle's calls return `False`.
+    """
     alias = resolve_alias(using)
     return _is_id(id) and write_statement(alias, lambda db: db.cancel(id, clock.now_us()))
 
@@ -250,7 +253,7 @@ def cancel(id: int, *, using: str | None = None) -> bool:  # noqa: A002
 def requeue(id: int, *, using: str | None = None) -> bool:  # noqa: A002
     """Make a dead or cancelled job pending: due now, a fresh attempt budget, no expiry, its history kept.
 
-    `False` where there is no such job. `DuplicateJob` where its unique key has been taken meanwhile.
+    `False` if there is no such job. `DuplicateJob` if another live job has taken its unique key meanwhile.
     """
     alias = resolve_alias(using)
 
@@ -267,7 +270,7 @@ def requeue(id: int, *, using: str | None = None) -> bool:  # noqa: A002
 
 
 def run_now(id: int, *, using: str | None = None) -> bool:  # noqa: A002
-    """Make a pending job that is not due yet due now; `False` where there is none."""
+    """Make a pending job that is not due yet due now; `False` if there is none."""
     alias = resolve_alias(using)
     return _is_id(id) and write_statement(alias, lambda db: db.run_now(id, clock.now_us()))
 
@@ -289,7 +292,7 @@ def reschedule(id: int, run_at: datetime, *, using: str | None = None) -> bool: 
 
 
 def next_claim_at(queue: str, *, using: str | None = None) -> datetime | None:
-    """The earliest `run_at` of a pending job or lease end of a processing one; `None` where there is neither."""
+    """The earliest `run_at` of a pending job or lease end of a processing one; `None` if there is neither."""
     validate_name("queue", queue)
     moment = read(resolve_alias(using), lambda db: db.next_claims([queue]))[queue]
     return None if moment is None else from_us(moment)
@@ -303,13 +306,13 @@ class QueueStats:
     pending: int
     processing: int
     completed: int
-    """Those that are still kept."""
+    """Those that have not been pruned."""
     dead: int
     cancelled: int
     due: int
-    """Pending, and their time has come."""
+    """Pending jobs whose `run_at` has come."""
     oldest_due_age: float | None
-    """Seconds since the earliest `run_at` of a due job; `None` where none is due."""
+    """Seconds since the earliest `run_at` of a due job; `None` if none is due."""
 
 
 def queue_stats(*, using: str | None = None) -> list[QueueStats]:

@@ -135,19 +135,18 @@ def _fire_due(db: Operations, stored: StoredSchedule, step: Step) -> None:
         due = _Due.read(stored, step.now, step.unfinished.pop(stored.id, MAX_CATCH_UP))
     except (AlkstoreError, ValueError, TypeError, RecursionError, OverflowError) as error:
         reason = f"{type(error).__name__}: {error}"
-        db.pause_broken(stored.id, step.now, reason)
-        step.broken.append((stored.name.decode(errors="replace"), reason))
+        if db.pause_broken(stored.id, stored.next_fire_at, step.now, reason):
+            step.broken.append((stored.name.decode(errors="replace"), reason))
         return
     fired = _insert_jobs(db, due, step)
     last = due.boundaries[fired - 1]
     if fired < len(due.boundaries):
-        step.unfinished[stored.id] = len(due.boundaries) - fired
-        db.move_schedule(stored.id, step.now, due.boundaries[fired], last)
+        if db.move_schedule(stored.id, stored.next_fire_at, step.now, due.boundaries[fired], last):
+            step.unfinished[stored.id] = len(due.boundaries) - fired
     elif due.goes_on <= LAST_US:
-        db.move_schedule(stored.id, step.now, due.goes_on, last)
-    else:
-        db.move_schedule(stored.id, step.now, last, last)
-        db.pause_broken(stored.id, step.now, NO_MORE_BOUNDARIES)
+        db.move_schedule(stored.id, stored.next_fire_at, step.now, due.goes_on, last)
+    elif db.move_schedule(stored.id, stored.next_fire_at, step.now, last, last):
+        db.pause_broken(stored.id, last, step.now, NO_MORE_BOUNDARIES)
         step.broken.append((due.name, NO_MORE_BOUNDARIES))
 
 

@@ -34,11 +34,15 @@ class Browser:
         assert response.status_code == 200
         return response.content.decode()
 
-    def in_short(self, model: str, pk: object) -> str:
-        """What its page says of it in a sentence."""
-        found = re.search(r"In short:.*?<bdi>(.*?)</bdi>", self.detail(model, pk), re.DOTALL)
+    def verdict(self, model: str, pk: object) -> list[str]:
+        """What its page says at the top: the headline, and the sentences below it."""
+        found = re.search(r'<section class="alkstore-verdict.*?</section>', self.detail(model, pk), re.DOTALL)
         assert found is not None
-        return unescape(found[1])
+        return [unescape(said) for said in re.findall(r"<p[^>]*><bdi>(.*?)</bdi></p>", found[0], re.DOTALL)]
+
+    def buttons(self, model: str, pk: object) -> list[str]:
+        """The actions that its page offers."""
+        return re.findall(r'name="action" value="(\w+)"', self.detail(model, pk))
 
     def ids(self, **query: Any) -> list[int]:
         """The jobs on a page of the list, in order."""
@@ -56,8 +60,17 @@ class Browser:
     def said(self, model: str, action: str, pks: Iterable[object], query: str = "", **more: Any) -> str:
         """Post an action; what it said."""
         response = self.act(model, action, pks, query, follow=True, **more)
+        while "data-alkstore-continue" in response.content.decode():
+            response = self.go_on(response, list_url(model) + query)
         assert response.status_code == 200
         return " | ".join(str(message) for message in response.context["messages"])
+
+    def go_on(self, response: Any, url: str) -> Any:
+        """Send the form of a page that asks for confirmation or goes on with an action."""
+        fields: dict[str, list[str]] = {}
+        for name, value in response.context["fields"]:
+            fields.setdefault(name, []).append(value)
+        return self.client.post(url, fields, follow=True)
 
 
 def list_url(model: str) -> str:

@@ -22,7 +22,7 @@ from django_alkstore.services import (
     requeue,
     schedule,
 )
-from tests.admin.conftest import Browser
+from tests.admin.conftest import Browser, list_url
 
 pytestmark = pytest.mark.django_db
 
@@ -66,7 +66,7 @@ def test_a_live_duplicate_is_counted_apart(root: Browser) -> None:
     taken, free = dead(unique_key="a"), dead(unique_key="b")
     enqueue("mail", None, unique_key="a")
     said = root.said("job", "requeue", [taken, free])
-    assert said == "1 job requeued; 0 no longer matched; 1 with a live duplicate."
+    assert said == "1 job requeued; 1 left alone, since a live job has the same unique key."
     assert (state_of(taken), state_of(free)) == ("dead", "pending")
     assert logged() == [(str(free), "Requeued.")]
 
@@ -100,14 +100,14 @@ def test_schedules_are_paused_and_resumed(root: Browser) -> None:
     pause_schedule("off")
     assert root.said("schedule", "pause", [on.pk, off.pk]) == "1 schedule paused; 1 no longer matched."
     assert not Schedule.objects.filter(enabled=True).exists()
-    assert root.said("schedule", "resume", [on.pk, off.pk]) == "2 schedules resumed; 0 no longer matched."
+    assert root.said("schedule", "resume", [on.pk, off.pk]) == "2 schedules resumed."
     assert Schedule.objects.filter(enabled=True).count() == 2
     assert [message for _, message in logged()].count("Resumed.") == 2
 
 
 def test_a_schedule_is_fired_now(root: Browser) -> None:
     row = schedule("nightly", "@every 1d", "mail", {"a": 1})
-    assert root.said("schedule", "fire_now", [row.pk]) == "1 schedule fired; 0 no longer matched."
+    assert root.said("schedule", "fire_now", [row.pk]) == "1 schedule fired."
     job = Job.objects.get()
     assert (job.schedule, job.queue, job.payload) == ("nightly", "mail", {"a": 1})
     assert logged() == [(str(row.pk), "Fired.")]
@@ -119,7 +119,8 @@ def test_a_schedule_that_cannot_be_read_is_refused_and_stops_no_other(root: Brow
         pause_schedule(name)
     Schedule.objects.filter(name="broken").update(spec="@never")
     said = root.said("schedule", "resume", [broken.pk, good.pk])
-    assert said == "1 schedule resumed; 0 no longer matched; 1 refused (InvalidSpec)."
+    assert said.startswith("1 schedule resumed; 1 refused (schedule broken: ")
+    assert "@never" in said
     assert list(Schedule.objects.filter(enabled=True)) == [good]
 
 
@@ -127,7 +128,7 @@ def test_a_lock_is_released_by_force(root: Browser) -> None:
     handle = lock("report", ttl=600)
     handle.acquire()
     row = Lock.objects.get()
-    assert root.said("lock", "force_release", [row.pk]) == "1 lock released; 0 no longer matched."
+    assert root.said("lock", "force_release", [row.pk]) == "1 lock released."
     assert handle.release() is False
     assert logged() == [(str(row.pk), "Released.")]
 
@@ -151,7 +152,7 @@ def test_f125_select_all_works_on_5000_jobs_with_default_settings(root: Browser,
     shown = root.ids(queue="mail", state=found)
     assert len(shown) == 100
     said = root.said("job", action, shown, f"?queue=mail&state={found}", select_across="1")
-    assert said == f"5000 jobs {'requeued' if action == 'requeue' else 'cancelled'}; 0 no longer matched."
+    assert said == f"5,000 jobs {'requeued' if action == 'requeue' else 'cancelled'}."
     changed = "pending" if action == "requeue" else "cancelled"
     assert Job.objects.filter(pk__in=[ids[0], ids[-1]], state=changed).count() == 2
     assert Job.objects.filter(queue="mail", state=changed).count() == 5_000
@@ -164,6 +165,125 @@ def test_select_all_reads_no_payload(root: Browser) -> None:
     with CaptureQueriesContext(connection) as queries:
         root.act("job", "cancel", ids, select_across="1")
     assert not [q["sql"] for q in queries if '"payload"' in q["sql"] or '"errors"' in q["sql"]]
+
+
+# From a row's own page
+
+
+def press(root: Browser, model: str, pk: object, action: str) -> Any:
+    """Press a button of the row's page, as its form does."""
+    return root.act(model, action, [pk], follow=True, alkstore_from_page="yes")
+
+
+def test_a_page_offers_what_can_be_done_to_the_row(root: Browser) -> None:
+    pending, delayed, leased = (enqueue(queue, None, delay=60 * (queue == "b")).id for queue in ("a", "b", "c"))
+    claim_batch("c", "w")
+    done, gone = dead("d"), enqueue("e", None).id
+    cancel(gone)
+    assert root.buttons("job", pending) == ["cancel"]
+    assert root.buttons("job", delayed) == ["run_now", "cancel"]
+    assert root.buttons("job", leased) == ["cancel"]
+    assert root.buttons("job", done) == root.buttons("job", gone) == ["requeue", "delete_finished"]
+    row = schedule("nightly", "@every 1h", "mail")
+    assert root.buttons("schedule", row.pk) == ["fire_now", "pause"]
+    pause_schedule("nightly")
+    assert root.buttons("schedule", row.pk) == ["fire_now", "resume"]
+    lock("report", ttl=600).acquire()
+    assert root.buttons("lock", Lock.objects.get().pk) == ["force_release"]
+
+
+def test_a_button_does_its_work_and_leads_back_to_the_page(root: Browser) -> None:
+    job_id = dead()
+    response = press(root, "job", job_id, "requeue")
+    assert response.redirect_chain == [(reverse("admin:django_alkstore_job_change", args=[job_id]), 302)]
+    assert "1 job requeued." in response.content.decode()
+    assert state_of(job_id) == "pending"
+
+
+def test_a_row_that_is_gone_leads_back_to_the_list(root: Browser) -> None:
+    lock("report", ttl=600).acquire()
+    response = press(root, "lock", Lock.objects.get().pk, "force_release")
+    assert response.redirect_chain == [(list_url("lock"), 302)]
+
+
+def test_who_may_only_look_is_offered_no_button(staff: Callable[..., Browser]) -> None:
+    assert staff("view_job").buttons("job", dead()) == []
+
+
+# Deleting
+
+
+def test_finished_jobs_are_deleted_after_a_confirmation(root: Browser) -> None:
+    finished, pending = dead(), enqueue("mail", None).id
+    asked = root.act("job", "delete_finished", [finished, pending])
+    assert "Delete the finished jobs among 2 jobs?" in asked.content.decode()
+    assert Job.objects.count() == 2
+    response = root.go_on(asked, list_url("job"))
+    assert [str(message) for message in response.context["messages"]] == ["1 job deleted; 1 no longer matched."]
+    assert list(Job.objects.values_list("pk", flat=True)) == [pending]
+    entry = LogEntry.objects.get()
+    assert entry.is_deletion()
+    assert entry.get_change_message() == f"Deleted 1 job: among the jobs {finished}, {pending}."
+
+
+def test_dead_jobs_of_a_queue_are_deleted_by_filter(root: Browser) -> None:
+    ids = enqueue_many("gone", [None] * 1_200)
+    Job.objects.update(state="dead", finished_at=Job.objects.earliest("pk").created_at)
+    kept = [dead("mail"), enqueue("gone", None).id]
+    query = "?queue=gone&state=dead"
+    asked = root.act("job", "delete_finished", ids[:1], query, select_across="1")
+    assert "1,200 jobs" in asked.content.decode()
+    response = root.go_on(asked, list_url("job") + query)
+    while "data-alkstore-continue" in response.content.decode():
+        response = root.go_on(response, list_url("job") + query)
+    assert [str(message) for message in response.context["messages"]] == ["1,200 jobs deleted."]
+    assert sorted(Job.objects.values_list("pk", flat=True)) == sorted(kept)
+    assert query in LogEntry.objects.get().get_change_message()
+
+
+def test_f128_a_running_job_is_not_deleted(root: Browser) -> None:
+    job_id = enqueue("mail", None).id
+    [handle] = claim_batch("mail", "w")
+    said = root.said("job", "delete_finished", [job_id], alkstore_confirmed="yes")
+    assert said == "0 jobs deleted; 1 no longer matched."
+    assert handle.ack() is True
+    assert not LogEntry.objects.exists()
+
+
+def test_a_page_of_a_job_that_was_deleted_leads_to_the_list(root: Browser) -> None:
+    job_id = dead()
+    asked = root.act("job", "delete_finished", [job_id], alkstore_from_page="yes")
+    response = root.go_on(asked, list_url("job"))
+    assert response.redirect_chain == [(list_url("job"), 302)]
+
+
+# Actions that take long
+
+
+def test_a_long_action_is_done_in_several_requests(root: Browser, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("django_alkstore.admin.base.ACTION_SECONDS", 0)
+    ids = enqueue_many("mail", [None] * 250)
+    response = root.act("job", "cancel", ids[:1], "?queue=mail", select_across="1")
+    late = enqueue("mail", None).id
+    shown = []
+    while "data-alkstore-continue" in response.content.decode():
+        shown.append(response.context["title"])
+        assert Job.objects.filter(state="cancelled").count() == 100 * len(shown)
+        if len(shown) == 1:
+            cancel(ids[-1])
+            cancel(ids[-1])
+            Job.objects.filter(pk=ids[-1]).update(state="completed")
+        response = root.go_on(response, list_url("job") + "?queue=mail")
+    assert shown == ["100 of 250 jobs cancelled", "200 of 250 jobs cancelled"]
+    assert [str(m) for m in response.context["messages"]] == ["249 jobs cancelled; 1 no longer matched."]
+    assert state_of(late) == "pending"
+    assert LogEntry.objects.count() == 249
+
+
+def test_the_progress_of_an_action_cannot_be_made_up(root: Browser) -> None:
+    job_id = enqueue("mail", None).id
+    assert root.act("job", "cancel", [job_id], alkstore_progress="[0, 9]").status_code == 400
+    assert state_of(job_id) == "pending"
 
 
 # Permissions
@@ -187,6 +307,7 @@ ACTIONS = [
     ("job", "cancel", "change_job"),
     ("job", "run_now", "change_job"),
     ("job", "requeue", "change_job"),
+    ("job", "delete_finished", "delete_job"),
     ("schedule", "pause", "change_schedule"),
     ("schedule", "resume", "change_schedule"),
     ("schedule", "fire_now", "change_schedule"),
@@ -200,7 +321,7 @@ ALL_PERMISSIONS = [
 @pytest.mark.parametrize(("model", "action", "needed"), ACTIONS)
 def test_an_action_needs_its_permission(staff: Callable[..., Browser], model: str, action: str, needed: str) -> None:
     pk = something(model)
-    if action == "requeue":
+    if action in ("requeue", "delete_finished"):
         cancel(int(str(pk)))
     if action == "resume":
         pause_schedule("nightly")
@@ -208,12 +329,12 @@ def test_an_action_needs_its_permission(staff: Callable[..., Browser], model: st
     # Everything but what it needs, and to be able to see the page.
     user = staff(*[name for name in ALL_PERMISSIONS if name != needed])
     assert f'value="{action}"' not in user.page(model)
-    assert user.said(model, action, [pk]) in ("", "No action selected.")
+    assert user.said(model, action, [pk], alkstore_confirmed="yes") in ("", "No action selected.")
     assert everything() == before
     assert not LogEntry.objects.exists()
     allowed = staff(needed)
     assert f'value="{action}"' in allowed.page(model)
-    assert allowed.said(model, action, [pk]).startswith("1 ")
+    assert allowed.said(model, action, [pk], alkstore_confirmed="yes").startswith("1 ")
     assert everything() != before
 
 

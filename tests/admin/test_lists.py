@@ -1,17 +1,26 @@
 """What the lists find, and what finding it costs."""
 
+import importlib
+import re
 from collections.abc import Callable, Iterator
 from datetime import timedelta
+from html import unescape
 from itertools import chain, product
 from typing import Any
 
 import pytest
+from django.conf import settings
+from django.contrib import admin
 from django.db import connection
 from django.test import override_settings
 from django.test.utils import CaptureQueriesContext
+from django.urls import clear_url_caches
 
+from django_alkstore.admin import JobAdmin
+from django_alkstore.admin.lists import SITUATIONS
 from django_alkstore.clock import ManualClock
 from django_alkstore.models import Job, Lock, Schedule
+from django_alkstore.registry import handler
 from django_alkstore.services import (
     cancel,
     claim_batch,
@@ -20,8 +29,10 @@ from django_alkstore.services import (
     lock,
     outbox,
     pause_schedule,
+    presence,
     schedule,
 )
+from django_alkstore.testing import isolated_registry
 from tests.admin.conftest import Browser
 
 pytestmark = pytest.mark.django_db
@@ -57,7 +68,7 @@ def test_the_columns(root: Browser, clock: ManualClock) -> None:
     handle.fail("ValueError: no such address\nsecond line")
     page = root.page("job")
     assert '<span class="alkstore-badge alkstore-dead">Dead</span>' in page
-    assert "1 / 3" in page
+    assert "1 of 3" in page
     assert "2\N{NO-BREAK SPACE}min" in page
     assert "ValueError: no such address …" in page
     assert "second line" not in page
@@ -83,12 +94,12 @@ def test_the_filter_by_queue_offers_every_queue_that_holds_a_job(root: Browser, 
     )
 
 
-def test_the_filter_by_due(root: Browser, crowd: list[int], clock: ManualClock) -> None:
+def test_the_filter_by_situation(root: Browser, crowd: list[int], clock: ManualClock) -> None:
     now = clock.now()
-    assert root.ids(due="now") == list(Job.objects.due(now).order_by("-pk").values_list("pk", flat=True))
-    assert len(root.ids(due="delayed")) == 6
+    assert root.ids(situation="due") == list(Job.objects.due(now).order_by("-pk").values_list("pk", flat=True))
+    assert len(root.ids(situation="delayed")) == 6
     lapsed = Job.objects.filter(state="processing", lease_expires_at__lte=now).order_by("-pk")
-    assert root.ids(due="lapsed") == list(lapsed.values_list("pk", flat=True)) != []
+    assert root.ids(situation="lapsed") == list(lapsed.values_list("pk", flat=True)) != []
 
 
 def test_the_search_is_by_id_queue_outbox_and_unique_key(root: Browser, crowd: list[int]) -> None:
@@ -119,8 +130,8 @@ def test_the_list_shows_what_select_all_takes(root: Browser, crowd: list[int]) -
     states = [None, "pending", "processing", "dead", "nonsense"]
     queues = [None, "mail", "__alkstore_outbox:mail"]
     terms = [None, "mail", "order", str(crowd[3])]
-    for state, queue, due, term in product(states, queues, [None, "now", "lapsed"], terms):
-        query = {"state": state, "queue": queue, "due": due, "q": term}
+    for state, queue, situation, term in product(states, queues, [None, *SITUATIONS], terms):
+        query = {"state": state, "queue": queue, "situation": situation, "q": term}
         response: Any = root.get("job", **{key: value for key, value in query.items() if value is not None})
         shown = response.context_data["cl"]
         assert [job.pk for job in shown.result_list] == [job.pk for job in shown.queryset], query
@@ -137,7 +148,7 @@ def test_pages(root: Browser) -> None:
     assert [*chain(*upwards)] == ids[::-1]
     everything = [*chain(*(root.ids(p=page) for page in (1, 2, 3, 4)))]
     assert everything == list(Job.objects.order_by("-pk").values_list("pk", flat=True))
-    assert len(root.ids(state="pending", due="delayed", all="")) == 10
+    assert len(root.ids(state="pending", situation="delayed", all="")) == 10
     assert root.get("job", p=99).status_code == 302
 
 
@@ -156,7 +167,7 @@ def test_what_no_column_holds_is_answered(root: Browser) -> None:
 @pytest.mark.parametrize("model", ["job", "schedule", "lock"])
 def test_an_empty_database(root: Browser, model: str) -> None:
     assert f"0 {model}s" in root.page(model)
-    assert root.page(model, q="x", **({"state": "dead", "due": "now", "queue": "mail"} if model == "job" else {}))
+    assert root.page(model, q="x", **({"state": "dead", "situation": "due", "queue": "mail"} if model == "job" else {}))
 
 
 def test_schedules(root: Browser, clock: ManualClock) -> None:
@@ -164,9 +175,10 @@ def test_schedules(root: Browser, clock: ManualClock) -> None:
     schedule("off", "@every 1h", "reports")
     pause_schedule("off")
     page = root.page("schedule")
-    for shown in ("nightly", "@every 1d", ">On<", ">Paused<", "March 2, 2026, 13:00:00", "(in 1 d)"):
+    for shown in ("nightly", "@every 1d", ">On<", ">Paused<", "March 2, 2026, 13:00:00", "in\xa01\xa0d"):
         assert shown in page
-    assert "off" not in root.page("schedule", enabled__exact="1").split("result_list")[1].split("</table>")[0]
+    assert "off" not in root.page("schedule", state="on").split("result_list")[1].split("</table>")[0]
+    assert "nightly" not in root.page("schedule", state="paused").split("result_list")[1].split("</table>")[0]
 
 
 def test_locks(root: Browser, clock: ManualClock) -> None:
@@ -191,9 +203,143 @@ def test_without_use_tz_moments_are_in_the_projects_zone_too(
     job = enqueue("mail", None, delay=90)
     assert "March 1, 2026, 13:01:30" in root.page("job")
     page = root.detail("job", job.id)
-    assert "Not due until March 1, 2026, 13:01:30." in page
+    assert "not due until March 1, 2026, 13:01:30 (" in page
     schedule("nightly", "@every 1d", "mail")
     assert "March 2, 2026, 13:00:00" in root.page("schedule")
+
+
+# At a glance
+
+
+def glance(root: Browser, job_id: int) -> str:
+    """What the list says beside the job's state."""
+    row = re.search(rf">{job_id}</a></th>(.*?)</tr>", root.page("job", q=str(job_id)), re.DOTALL)
+    assert row is not None
+    found = re.search(r'field-status">.*?</span>(?: <span class="alkstore-(alarm|quiet)">(.*?)</span>)?</td>', row[1])
+    assert found is not None
+    return unescape(found[2] or "").replace("\xa0", " ") + ("!" if found[1] == "alarm" else "")
+
+
+def test_the_list_says_why_a_job_has_not_run(root: Browser, clock: ManualClock) -> None:
+    with isolated_registry():
+        handler("mail")(lambda job: None)
+        due, orphan = enqueue("mail", None).id, enqueue("gone", None).id
+        assert (glance(root, due), glance(root, orphan)) == ("no worker!", "no handler!")
+        assert root.ids(situation="no_worker") == [due]
+        assert root.ids(situation="no_handler") == [orphan]
+        presence.leave("default", "worker", ["mail"])
+        assert glance(root, due) == "due"
+        assert root.ids(situation="no_worker") == []
+        delayed = enqueue("mail", None, delay=2 * 86_400).id
+        assert glance(root, delayed) == "in 2 d"
+        assert root.ids(situation="delayed") == [delayed]
+        assert claim_batch("mail", "worker")[0].id == due
+        clock.advance(90)
+        assert glance(root, due) == "for 1 min 30 s"
+        waiting = enqueue("mail", None).id
+        clock.advance(10)
+        assert glance(root, waiting) == "threads busy"
+
+
+def test_the_list_tells_retries_and_lapsed_leases(root: Browser, clock: ManualClock) -> None:
+    job, other = enqueue("mail", None), enqueue("other", None)
+    claim_batch("other", "w")
+    claim_batch("mail", "w")[0].retry("no", delay=30)
+    assert glance(root, job.id) == "retries in 30 s"
+    assert root.ids(situation="retrying") == root.ids(situation="failed") == [job.id]
+    clock.advance(300)
+    assert glance(root, other.id) == "lease lapsed!"
+    assert root.ids(situation="lapsed") == [other.id]
+
+
+def test_failed_before_finds_every_job_that_has_failed_whatever_became_of_it(root: Browser, clock: ManualClock) -> None:
+    retried, died = enqueue("a", None), enqueue("b", None)
+    enqueue("c", None)
+    claim_batch("a", "w")[0].retry("no", delay=0)
+    claim_batch("a", "w")[0].ack()
+    claim_batch("b", "w")[0].fail("no")
+    claim_batch("c", "w")[0].ack()
+    assert root.ids(situation="failed") == [died.id, retried.id]
+    assert root.ids(situation="failed", state="completed") == [retried.id]
+    assert root.ids(situation="retrying") == []
+
+
+# Projects that go their own way
+
+
+@pytest.fixture
+def own_admin(root: Browser) -> Iterator[Callable[[type[JobAdmin]], Browser]]:
+    """Let a subclass of `JobAdmin` serve the jobs."""
+    usual = admin.site._registry[Job]
+
+    def use(chosen: type[JobAdmin]) -> Browser:
+        admin.site._registry[Job] = chosen(Job, admin.site)
+        clear_url_caches()
+        importlib.reload(importlib.import_module(settings.ROOT_URLCONF))
+        return root
+
+    yield use
+    admin.site._registry[Job] = usual
+    clear_url_caches()
+    importlib.reload(importlib.import_module(settings.ROOT_URLCONF))
+
+
+class OwnJobAdmin(JobAdmin):
+    list_filter = (*JobAdmin.list_filter, "priority")
+    ordering = ("priority",)
+
+
+class OwnSearch(JobAdmin):
+    search_fields = ("last_error",)
+
+
+def test_a_subclass_may_have_filters_and_an_ordering_of_its_own(own_admin: Callable[..., Browser]) -> None:
+    high, low, other = (enqueue("mail", None, priority=priority).id for priority in (5, -5, 0))
+    root = own_admin(OwnJobAdmin)
+    assert root.ids() == [low, other, high]
+    assert root.ids(priority__exact="5") == [high]
+    assert root.ids(priority__exact="5", state="dead") == []
+    assert root.ids(queue="mail", o="-1") == [other, low, high]
+    said = root.said("job", "cancel", [high], "?priority__exact=5", select_across="1")
+    assert said == "1 job cancelled."
+    assert root.get("job", last_error__contains="x").status_code == 400
+
+
+def test_a_subclass_may_search_in_fields_of_its_own(own_admin: Callable[..., Browser]) -> None:
+    job_id = enqueue("mail", None).id
+    claim_batch("mail", "w")[0].fail("ValueError: peculiar")
+    root = own_admin(OwnSearch)
+    assert root.ids(q="peculiar") == [job_id]
+    assert root.ids(q="mail") == []
+
+
+def test_an_id_is_shown_as_it_can_be_searched(root: Browser) -> None:
+    job_id = enqueue_many("mail", [None] * 1_500)[-1]
+    lock("report").acquire()
+    with connection.cursor() as cursor:
+        cursor.execute("UPDATE django_alkstore_lock SET token = 12345")
+    with override_settings(USE_THOUSAND_SEPARATOR=True):
+        assert f">{job_id}</a>" in root.page("job")
+        assert root.ids(q=str(job_id)) == [job_id]
+        for page in (root.page("lock"), root.detail("lock", 12345)):
+            assert "12345" in page
+            assert "12,345" not in page
+        assert f"Job {job_id} in queue mail" in root.detail("job", job_id)
+        assert f"/{job_id}/" in root.page("job")
+
+
+@pytest.mark.parametrize("model", ["job", "schedule", "lock"])
+def test_an_empty_list_offers_no_action_and_counts_nothing(root: Browser, model: str) -> None:
+    page = root.page(model)
+    assert 'name="action"' not in page
+    assert "Show all" not in page
+    assert "Show all" in root.page(model, q="x")
+
+
+@pytest.mark.parametrize("model", ["job", "schedule", "lock"])
+def test_a_list_has_one_bar_of_actions(root: Browser, model: str) -> None:
+    fill(1)
+    assert root.page(model).count('name="action"') == 1
 
 
 # Cost
@@ -233,7 +379,7 @@ def fill_more(model: str) -> None:
             lock(f"l{number}", ttl=600).acquire()
 
 
-@pytest.mark.parametrize("query", [{}, {"state": "dead"}, {"queue": "mail"}, {"due": "lapsed"}, {"q": "mail"}])
+@pytest.mark.parametrize("query", [{}, {"state": "dead"}, {"queue": "mail"}, {"situation": "lapsed"}, {"q": "mail"}])
 def test_f013_a_list_only_reads_and_reads_no_payload(root: Browser, crowd: list[int], query: dict[str, str]) -> None:
     root.page("job")
     for sql in queries_of(lambda: root.page("job", **query)):
@@ -260,10 +406,16 @@ BY_INDEX: list[dict[str, str]] = [
     {"state": "completed", "p": "2"},
     {"queue": "mail"},
     {"queue": "mail", "state": "cancelled"},
-    {"due": "now"},
-    {"due": "delayed"},
-    {"due": "lapsed"},
-    {"due": "now", "queue": "mail"},
+    {"situation": "due"},
+    {"situation": "delayed"},
+    {"situation": "lapsed"},
+    {"situation": "due", "queue": "mail"},
+    {"situation": "no_worker"},
+    {"situation": "no_handler"},
+    {"situation": "retrying"},
+    {"situation": "failed"},
+    {"situation": "failed", "state": "completed"},
+    {"situation": "worker_dead"},
 ]
 
 

@@ -1,21 +1,61 @@
-"""Delete finished jobs whose time is over."""
+"""Delete finished jobs: those that the settings keep no longer, or those that the options name."""
 
+from argparse import ArgumentTypeError
 from typing import Any
 
-from django_alkstore.ages import age
+from django.core.management.base import CommandParser
+
+from django_alkstore import names
+from django_alkstore.ages import age, parse_age
+from django_alkstore.exceptions import InvalidName
 from django_alkstore.management.base import AlkstoreCommand
-from django_alkstore.services import prune, queue_stats
-from django_alkstore.services.maintenance import retention
+from django_alkstore.services import delete_finished, prune, queue_stats
+from django_alkstore.services.maintenance import FINISHED_STATES, retention
+
+OUTBOX = "outbox:"
 
 
 class Command(AlkstoreCommand):
-    help = "Deletes finished jobs that are older than the settings keep them, in short transactions."
+    help = (
+        "Deletes finished jobs in short transactions. Without an option: those that are older than the settings keep "
+        "them. With --queue, --state or --older-than: every finished job that matches all of these options."
+    )
+
+    def add_arguments(self, parser: CommandParser) -> None:
+        super().add_arguments(parser)
+        parser.add_argument("--queue", type=_queue, metavar="NAME", help="Of this queue; outbox:NAME for an outbox.")
+        parser.add_argument("--state", choices=FINISHED_STATES, help="In this state. Default: all three.")
+        parser.add_argument(
+            "--older-than", type=_age, metavar="AGE", help="Finished at least this long ago: 90s, 15m, 12h, 30d."
+        )
 
     def work(self, alias: str, options: dict[str, Any]) -> str | None:
+        chosen = {name: options[name] for name in ("queue", "state", "older_than") if options[name] is not None}
+        if chosen:
+            for state, count in delete_finished(**chosen, using=alias).items():
+                self.stdout.write(f"{state:<10} removed {count:>8}")
+            return None
         removed = prune(using=alias)
         stats = queue_stats(using=alias)
         for state, keep in retention().items():
             kept = sum(getattr(queue, state) for queue in stats)
-            rule = "kept for ever" if keep is None else f"kept for {age(keep)}"
+            rule = "no limit in the settings" if keep is None else f"the settings keep them for {age(keep)}"
             self.stdout.write(f"{state:<10} removed {removed[state]:>8}   left {kept:>8}   ({rule})")
         return None
+
+
+def _queue(name: str) -> str:
+    """The full name of a queue, or of the queue of an outbox that is given as `outbox:NAME`."""
+    try:
+        if name.startswith(OUTBOX):
+            return names.outbox_queue(name.removeprefix(OUTBOX))
+        return names.validate_name("queue", name)
+    except InvalidName as error:
+        raise ArgumentTypeError(str(error)) from None
+
+
+def _age(text: str) -> float:
+    try:
+        return parse_age(text)
+    except ValueError as error:
+        raise ArgumentTypeError(str(error)) from None
