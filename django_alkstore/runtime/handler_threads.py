@@ -79,6 +79,9 @@ class Leadership:
 
     def _write(self, me: Runner, plan: Plan, queues: list[str], planned_at: int) -> None:
         with self._writer.turn():
+            if self._writer.trouble.pause():  # the keeper has met it meanwhile
+                self._crew.put_back(plan.results)
+                return
             if self._crew.is_stopping:
                 queues = []
             claims = partial(self._writer.claim, queues, plan, planned_at) if queues else None

@@ -63,34 +63,32 @@ class Keeper:
             reason = "stopping" if self._crew.is_stopping else "no thread became free"
             signals.emit(signals.worker_gave_back, job_ids=[result.run.job.id for result in withdrawn], reason=reason)
         results = [*self._crew.take_old_results(now), *late, *withdrawn]
-        if self._writer.trouble.pause():
-            self._crew.put_back(results)
-            return
         try:
-            self._write(results)
-            self._look_for_loss(now)
             with self._writer.turn():
-                self._writer.limit_wait()
+                if self._writer.trouble.pause():
+                    self._crew.put_back(results)
+                    return
+                self._write(results)
+                self._look_for_loss(now)
                 self._recovery.step()
         except DatabaseError as error:
             self._writer.note_trouble(error)
 
     def _write(self, results: list[Result]) -> None:
         """Write results and renewals; then the upkeep, which must not meet a lease that this worker has to renew."""
-        with self._writer.turn():
-            planned_at = clock.now_us()  # before the renewals are chosen: whatever has lapsed by now is among them
-            began_at = clock.monotonic()
-            renewals = self._crew.to_renew(began_at)
-            if results or renewals:
-                try:
-                    written = self._writer.write(results, renewals)
-                except BaseException:
-                    self._crew.put_back(results)
-                    raise
-                self._crew.note_written(len(results))
-                announce(self._crew, written, self._crew.note_renewals(written.renewals, began_at))
-            self._writer.limit_wait()
-            self._upkeep.step(planned_at)
+        planned_at = clock.now_us()  # before the renewals are chosen: whatever has lapsed by now is among them
+        began_at = clock.monotonic()
+        renewals = self._crew.to_renew(began_at)
+        if results or renewals:
+            try:
+                written = self._writer.write(results, renewals)
+            except BaseException:
+                self._crew.put_back(results)
+                raise
+            self._crew.note_written(len(results))
+            announce(self._crew, written, self._crew.note_renewals(written.renewals, began_at))
+        self._writer.limit_wait()
+        self._upkeep.step(planned_at)
 
     def _look_for_loss(self, now: float) -> None:
         """Tell handlers whose job was cancelled, deleted or taken: at most two seconds later."""
@@ -100,8 +98,7 @@ class Keeper:
         self._look_for_loss_at = now + LOOK_FOR_LOSS
         if not running:
             return
-        with self._writer.turn():
-            held = self._writer.read(lambda db: db.held([(run.job.id, run.job.fence) for run in running]))
+        held = self._writer.read(lambda db: db.held([(run.job.id, run.job.fence) for run in running]))
         missing = {run for run in running if run.job.id not in held}
         for run in missing & self._missing:
             if self._crew.lose(run):
@@ -161,7 +158,7 @@ class Keeper:
                     self._writer.limit_wait()
                     return write()
             except DatabaseError as error:
-                if clock.monotonic() >= deadline or not self._writer.is_contention(error):
+                if clock.waiting_from() >= deadline or not self._writer.is_contention(error):
                     # Leases and signs lapse by themselves. No thread is left here that could try again.
                     signals.emit(signals.database_trouble, doing=doing, error=error, pause=0.0)
                     return None

@@ -117,7 +117,7 @@ class Worker:
                     self._end_process(EXIT_BROKE)
                 raise
             if code == EXIT_OK:
-                self._keeper.end(clock.monotonic() + LAST_WRITES)
+                self._keeper.end(clock.waiting_from() + LAST_WRITES)
             if code in (EXIT_OK, EXIT_REPLACED):
                 self._announce_end()
                 if not self._let_threads_end():
@@ -189,7 +189,7 @@ class Worker:
 
     def _give_back(self, reason: str) -> None:
         """Write the results of finished handlers; announce the end; give back everything else."""
-        deadline = clock.monotonic() + LAST_WRITES
+        deadline = clock.waiting_from() + LAST_WRITES
         running = self._crew.running()
         self._keeper.cut_off(running)  # first: one of them may have the writer lock
         self._keeper.write_at_the_end(self._crew.take_results(), deadline)

@@ -16,7 +16,6 @@ from typing import Any, BinaryIO
 
 import pytest
 from django.db import DatabaseError, OperationalError, connection, connections
-from django_alkstore.runtime.rounds import IN_LINE
 
 from django_alkstore import services, signals
 from django_alkstore.clock import ManualClock
@@ -24,10 +23,11 @@ from django_alkstore.dialects import dialect_of, file_access, sqlite, transactio
 from django_alkstore.dialects.base import Change, DatabaseReplaced
 from django_alkstore.dialects.watch import Watch
 from django_alkstore.models import Job
+from django_alkstore.runtime import worker as worker_module
 from django_alkstore.runtime.loop import chosen
 from django_alkstore.runtime.scheduler import schedule_until
 from django_alkstore.runtime.worker import Worker
-from django_alkstore.runtime.writing import BETWEEN_SLICES as IN_LINE
+from django_alkstore.runtime.writing import BETWEEN_SLICES
 from django_alkstore.services import waiting
 from django_alkstore.services.patience import (
     LONGEST_CONTENTION_PAUSE,
@@ -723,15 +723,21 @@ def lines_of_trouble(caplog: pytest.LogCaptureFixture) -> int:
 
 @LASTING
 def test_while_a_fault_lasts_a_worker_tries_as_often_as_the_pauses_say_and_says_so_once_a_minute(
-    clock: ManualClock, hurried: Hurried, caplog: pytest.LogCaptureFixture, code: int, longest: float
+    clock: ManualClock,
+    hurried: Hurried,
+    caplog: pytest.LogCaptureFixture,
+    monkeypatch: pytest.MonkeyPatch,
+    code: int,
+    longest: float,
 ) -> None:
+    monkeypatch.setattr(worker_module, "LAST_WRITES", 0.0)
     # Where a thread is slow to end, a worker ends its process, and here that is the suite's.
     worker = Worker("default", chosen(["noop"], outboxes=False), end_process=lambda code: None)
     refusals = Refusals(clock, code, over=lambda: worker.wind_down("that was long enough"))
     with connection.execute_wrapper(refusals), caplog.at_level("WARNING", "django_alkstore"):
         assert worker.run() == 0
     # For the length of the busy timeout it stands in line, as any writer does.
-    in_line = transactions.busy_timeout("default") / IN_LINE if code == sqlite3.SQLITE_BUSY else 0
+    in_line = transactions.busy_timeout("default") / BETWEEN_SLICES if code == sqlite3.SQLITE_BUSY else 0
     assert LONG / longest <= refusals.count <= in_line + LONG / longest + GROWING
     assert lines_of_trouble(caplog) <= LONG / LONGEST_QUIET + GROWING
 

@@ -20,6 +20,8 @@ from django_alkstore.dialects import dialect_of
 from django_alkstore.dialects.liveness import Liveness
 from django_alkstore.models import Lock
 from django_alkstore.names import LEADERSHIP_LOCK, SIGN_PREFIX, queue_of_sign
+from django_alkstore.registry import Registration
+from django_alkstore.runtime.worker import Worker
 from django_alkstore.services import enqueue, force_release, lock, maintenance, outbox, presence
 from django_alkstore.services.locks import LockHandle, unique_owner
 from django_alkstore.services.maintenance import UPKEEP_INTERVAL, Upkeep
@@ -155,12 +157,12 @@ def test_while_another_writes_it_is_tried_again_at_once(clock: ManualClock, monk
 
 
 def test_one_that_cannot_be_taken_back_keeps_nobody_from_ending(
-    clock: ManualClock, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    upkeep, _ = upkeep_of("mail")
-    upkeep.step()
-    monkeypatch.setattr(presence, "take_back", refuse(sqlite3.SQLITE_BUSY))
-    upkeep.end()
+    monkeypatch.setattr(presence, "take_back", refuse(sqlite3.SQLITE_FULL))
+    worker = Worker("default", [Registration("mail", print, time_limit=1, atomic=False, module=__name__)])
+    worker.wind_down("the test is over")
+    assert worker.run() == 0
     assert "database trouble while taking back the sign of life" in caplog.text
 
 
