@@ -218,8 +218,8 @@ class Operations(ABC):
         """Let the claim's lease end at `lease_expires_at`. *One statement.*"""
 
     @abstractmethod
-    def held(self, claims: Sequence[tuple[int, int]]) -> set[int]:
-        """The ids of those claims (id and fence each) that still hold their job, also if the lease ran out."""
+    def held(self, claims: Sequence[tuple[int, int]]) -> set[tuple[int, int]]:
+        """Those of the claims (id and fence each) that still hold their job, also if the lease ran out."""
 
     # Jobs put right
 
@@ -299,6 +299,10 @@ class Operations(ABC):
 
         Returns its token: `token`, or more where the database has given out one as great.
         """
+
+    @abstractmethod
+    def renew_lock(self, name: str, token: int, owner: str, expires_at: int) -> bool:
+        """Let the lock of this token and owner end at `expires_at`, though it may have lapsed. *One statement.*"""
 
     # Schedules
 
