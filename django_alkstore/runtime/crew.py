@@ -349,7 +349,10 @@ class Crew:
             return [
                 run
                 for run in self._running
-                if run.holds_lease and run.started_at is not None and now - run.started_at >= seconds
+                if run.holds_lease
+                and not run.job.settling  # its own ack may be committed, though the handle does not know that yet
+                and run.started_at is not None
+                and now - run.started_at >= seconds
             ]
 
     def overdue(self) -> list[Run]:

@@ -91,6 +91,7 @@ class JobHandle:
         "queue",
         "refused",
         "settled",
+        "settling",
         "using",
     )
 
@@ -114,6 +115,8 @@ class JobHandle:
         """From 0 to 1: how much of `BACKOFF_JITTER` is added to the wait if this attempt fails."""
         self.settled = False
         """Did one of this handle's own calls end the claim, and was that committed?"""
+        self.settling = False
+        """True once one of them has done so in an open transaction, which may still be rolled back."""
         self.refused = False
         """True once one of this handle's own calls has found that the lease is lost."""
         self._lease_lost: threading.Event | None = None
@@ -273,6 +276,7 @@ class JobHandle:
         """Now, or when the open transaction is committed: a savepoint may still take it back."""
         connection = connections[self.using]
         if connection.in_atomic_block:
+            self.settling = True
             transaction.on_commit(self._mark_settled, using=self.using)
         elif connection.autocommit:  # known: it has just written
             self._mark_settled()

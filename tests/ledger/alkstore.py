@@ -559,3 +559,11 @@ def told_late(job: JobHandle) -> None:
             job.ack_tx()
     if job.attempt == 1:
         threading.Event().wait(3)
+
+
+@handler("slow-commit")
+def slow_commit(job: JobHandle) -> None:
+    """Its ack is committed long before its handle knows that."""
+    with transaction.atomic():
+        transaction.on_commit(lambda: threading.Event().wait(5) and None)
+        job.ack_tx()

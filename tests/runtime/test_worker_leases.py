@@ -396,3 +396,14 @@ def test_a_job_is_not_done_if_its_handler_was_refused_the_ack(start: Start) -> N
     job = enqueue("told-late", None, visibility_timeout=3)
     wait_for_state("completed", job.pk)
     assert [(entry.text, entry.job_id) for entry in Entry.objects.all()] == [("attempt 2", job.pk)]
+
+
+def test_a_handler_that_acks_itself_is_not_told_that_its_lease_is_lost(start: Start) -> None:
+    """Though the worker looks at the row, which is completed, while callbacks of the commit run."""
+    job = enqueue("slow-commit", None)
+    worker = start("run_queue", "slow-commit")
+    wait_for_state("completed", job.pk)
+    worker.signal(signal.SIGTERM)
+    assert worker.wait() == 0
+    assert "settled by its handler" in worker.output
+    assert "lost the lease" not in worker.output
