@@ -42,15 +42,15 @@ class Remark:
     at: datetime | None
 
 
-def history(job: Job, headline: str) -> SafeString | str:
-    """The job's history. A message that `headline` gives in full is not repeated."""
+def history(job: Job, said: Sequence[str]) -> SafeString | str:
+    """The job's history. A message that one of the sentences in `said` ends with is not repeated."""
     errors: Any = job.errors
     if isinstance(errors, UnreadablePayload):
         return show.block(errors.text[: show.MAX_JSON])
     if not isinstance(errors, list):
         return show.block(str(errors)[: show.MAX_JSON])
     entries = list(_in_order(errors, _logged(job), job.attempts))
-    shown = (_show(entry, headline, is_open=place == 0) for place, entry in enumerate(_folded(entries)))
+    shown = (_show(entry, said, is_open=place == 0) for place, entry in enumerate(_folded(entries)))
     return format_html_join("", "{}", ((item,) for item in shown)) or show.NOTHING
 
 
@@ -144,12 +144,12 @@ def _is_after(one: datetime | None, other: datetime | None) -> bool:
     return one is not None and (other is None or one >= other)
 
 
-def _show(entry: Failures | Remark, headline: str, *, is_open: bool) -> SafeString:
+def _show(entry: Failures | Remark, said: Sequence[str], *, is_open: bool) -> SafeString:
     if isinstance(entry, Remark):
         moment = "" if entry.at is None else f" on {show.when(entry.at)}"
         return format_html('<p class="alkstore-remark"><bdi>{}</bdi>{}.</p>', entry.text, moment)
     body = _without_message(entry)
-    message = "" if _says_all(headline, entry.error) else show.block(entry.error)
+    message = "" if _is_among(said, entry.error) else show.block(entry.error)
     stack = show.block(body) if body else ""
     moments = format_html_join(", ", "{}", ((shown,) for _, _, shown in entry.attempts if shown))
     return format_html(
@@ -180,6 +180,7 @@ def _without_message(entry: Failures) -> str:
     return traceback[: start + 1].rstrip()
 
 
-def _says_all(headline: str, error: str) -> bool:
-    """True if `headline` holds the whole of `error`."""
-    return show.plain_first_line(error) == error.strip() and headline.endswith(error.strip())
+def _is_among(said: Sequence[str], error: str) -> bool:
+    """True if one of these sentences ends with the whole of `error`."""
+    message = error.strip()
+    return show.plain_first_line(error) == message and any(sentence.endswith(message) for sentence in said)

@@ -49,7 +49,14 @@ class JobAdmin(IndexedSearch, ReadOnlyAdmin[Job]):
         ("Payload", {"fields": ("payload_json",), "classes": ("alkstore-wide",)}),
         (
             "Attempts",
-            {"fields": (("started", "attempted", "run_time"), ("worker", "leased_until", "expires"), "workers")},
+            {
+                "fields": (
+                    ("started", "attempted"),
+                    ("wait", "run_time"),
+                    ("worker", "leased_until", "expires"),
+                    "workers",
+                )
+            },
         ),
         (
             "Options",
@@ -109,10 +116,24 @@ class JobAdmin(IndexedSearch, ReadOnlyAdmin[Job]):
             return show.NOTHING
         return show.duration(((job.finished_at or clock.now()) - job.last_attempted_at).total_seconds())
 
+    @admin.display(description="wait")
+    def wait(self, job: Job) -> str:
+        """How long a due job has waited for a thread, or how long its latest attempt did."""
+        if job.state == State.PENDING:
+            waited = (clock.now() - job.run_at).total_seconds()
+            return show.duration(waited) if waited >= 0 else show.NOTHING
+        if job.last_attempted_at is None or job.started_at is None:
+            return show.NOTHING
+        # An attempt that a crash or a lapse ended left run_at as it was: for the attempt after it, it says nothing.
+        if job.attempts > 1 and job.run_at < job.started_at:
+            return show.NOTHING
+        return show.duration((job.last_attempted_at - job.run_at).total_seconds())
+
     @admin.display(description="history")
     def past(self, job: Job) -> SafeString | str:
         """The failed attempts, and what was done to the job in the admin."""
-        return history(job, explain_job(job, workers_of(job)).headline)
+        verdict = explain_job(job, workers_of(job))
+        return history(job, [verdict.headline, *verdict.details])
 
     @admin.display(description="JSON")
     def payload_json(self, job: Job) -> SafeString:
@@ -220,7 +241,7 @@ class JobAdmin(IndexedSearch, ReadOnlyAdmin[Job]):
         return self.render_action_page(
             request,
             "admin/django_alkstore/confirm.html",
-            title=f"Delete the finished jobs among {self._rows(selected)}?",
+            title=f"Delete {self._rows(selected)}?",
             fields={CONFIRMED: "yes"},
         )
 

@@ -1,9 +1,11 @@
 """What a page needs to know about the workers of its database, read with two statements at most."""
 
+from __future__ import annotations
+
 from collections.abc import Iterator
 from datetime import datetime, timedelta
 from functools import cached_property
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from django.db.models import BinaryField
 from django.db.models.functions import Cast
@@ -12,9 +14,11 @@ from django.http import HttpRequest
 from django_alkstore import clock
 from django_alkstore.admin.readable import decoded
 from django_alkstore.admin.show import age
-from django_alkstore.dialects.liveness import LivenessView
 from django_alkstore.models import Job, State
 from django_alkstore.names import describe_queue, queue_of_sign
+
+if TYPE_CHECKING:
+    from django_alkstore.dialects.liveness import LivenessView
 
 MAX_RUNNING = 5_000
 """Leased jobs that are read. More of them are possible only if a program claims by hand."""
@@ -90,6 +94,8 @@ class Workers:
 
     @cached_property
     def _read(self) -> tuple[list[tuple[str, str]], list[_Lease]]:
+        from django_alkstore.dialects.liveness import LivenessView
+
         with LivenessView(self.alias) as processes:
             return list(self._read_alive(processes)), list(self._read_leases(processes))
 

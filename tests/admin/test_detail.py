@@ -427,6 +427,27 @@ def test_the_history_says_who_cancelled_a_job(root: Browser) -> None:
     assert "<bdi>Cancelled by root</bdi>" in history_of(root.detail("job", job.id))
 
 
+def test_the_wait_of_the_latest_attempt_is_shown_where_it_is_known(root: Browser, clock: ManualClock) -> None:
+    def wait() -> str:
+        found = re.search(r"<label>Wait:</label>.*?readonly\">(.*?)</div>", root.detail("job", job.id), re.DOTALL)
+        assert found is not None
+        return found[1]
+
+    job = enqueue("mail", None, delay=10)
+    assert wait() == "-"
+    clock.advance(15)
+    assert wait() == "5\xa0s"
+    [handle] = claim_batch("mail", "w")
+    clock.advance(60)
+    assert wait() == "5\xa0s"
+    handle.retry("no", delay=10)
+    clock.advance(12)
+    claim_batch("mail", "w")
+    assert wait() == "2\xa0s"
+    Job.objects.update(run_at=Job.objects.get().created_at)
+    assert wait() == "-"
+
+
 def test_run_time_and_workers_are_shown(root: Browser, clock: ManualClock) -> None:
     job = enqueue("mail", None)
     claim_batch("mail", "host:1")[0].retry("no", delay=0)
