@@ -265,9 +265,10 @@ class ReadOnlyAdmin(admin.ModelAdmin, Generic[M]):  # type: ignore[type-arg]  # 
         return self.render_action_page(
             request,
             "admin/django_alkstore/progress.html",
-            title=f"{progress.done:,} of {self._rows(progress.total)} {done}",
+            title=f"{progress.done:,} of {self._rows(progress.total)} are done",
             fields={PROGRESS: signing.dumps(progress, salt=PROGRESS), CONFIRMED: "yes"},
             progress=progress,
+            so_far=self._sentence(progress, done),
         )
 
     def render_action_page(

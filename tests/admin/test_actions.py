@@ -274,7 +274,7 @@ def test_a_long_action_is_done_in_several_requests(root: Browser, monkeypatch: p
             cancel(ids[-1])
             Job.objects.filter(pk=ids[-1]).update(state="completed")
         response = root.go_on(response, list_url("job") + "?queue=mail")
-    assert shown == ["100 of 250 jobs cancelled", "200 of 250 jobs cancelled"]
+    assert shown == ["100 of 250 jobs are done", "200 of 250 jobs are done"]
     assert [str(m) for m in response.context["messages"]] == ["249 jobs cancelled; 1 no longer matched."]
     assert state_of(late) == "pending"
     assert LogEntry.objects.count() == 249
