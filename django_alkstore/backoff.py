@@ -1,15 +1,20 @@
-"""The one owner of the retry curve."""
+"""The wait before the next attempt: the retry curve, and the random extra on top of it."""
 
 import math
+import random
+
+rng = random.Random()
+"""The source of the random extra. Tests replace or seed it."""
 
 
-def backoff(base: float, attempt: int, cap: float) -> float:
-    """Seconds to wait after the failure of the `attempt`-th attempt: `base * 2 ** (attempt - 1)`, at most `cap`.
+def backoff(base: float, attempt: int, cap: float, extra: float = 0.0) -> float:
+    """Seconds to wait after the `attempt`-th attempt failed: `base * 2 ** (attempt - 1)`, at most `cap`.
 
-    The cap is applied to the exponent's result and not to its input, and an overflow *is* the cap, so no
-    number of attempts can raise or go back.
+    `extra` is a share of that wait that is added to it, 0 or more. Without one, jobs that failed together (a server
+    was down) would come back together.
     """
     try:
-        return min(math.ldexp(base, attempt - 1), cap)
+        wait = min(math.ldexp(base, attempt - 1), cap)
     except OverflowError:
-        return cap
+        wait = cap
+    return wait + wait * extra

@@ -13,12 +13,12 @@ from django.utils.functional import empty
 from django.utils.module_loading import import_string
 
 from django_alkstore.durations import seconds
-from django_alkstore.exceptions import AlkstoreError, InvalidOption, shown
-from django_alkstore.names import outbox_of, validate_name
+from django_alkstore.exceptions import AlkstoreError, InvalidName, InvalidOption, shown
+from django_alkstore.names import outbox_of, outbox_queue, validate_name
 
 
 class JobDefaults(NamedTuple):
-    """What is stamped on a job whose enqueue left it out. Durations are seconds."""
+    """The options that a job gets if its enqueue gives none. Durations are seconds."""
 
     visibility_timeout: float = 300.0
     max_attempts: int = 3
@@ -36,15 +36,18 @@ class Settings(NamedTuple):
     json_encoder: type[json.JSONEncoder] | None = None
     max_payload_bytes: int = 1_048_576
     max_backoff: float = 3_600.0
+    backoff_jitter: float = 0.1
+    """The random extra on top of a wait of the retry curve is at most this share of the wait."""
     keep_completed: float | None = 86_400.0
     """Seconds; 0 deletes a job when it is acked, `None` keeps it for ever."""
     keep_dead: float | None = None
     queues: Mapping[str, JobDefaults] = MappingProxyType({})
+    """By the queue's own name, which for an outbox is the derived one."""
     liveness: bool = True
     """False: leases alone decide when a killed worker's jobs run again."""
 
     def defaults_for(self, queue: str) -> JobDefaults:
-        """What is stamped on the jobs of a queue, or of an outbox's queue, that leave it out."""
+        """The default options of the jobs of a queue, or of an outbox's queue."""
         configured = self.queues.get(queue)
         if configured is not None:
             return configured
@@ -52,6 +55,8 @@ class Settings(NamedTuple):
 
 
 _PLAIN_DEFAULTS = JobDefaults()
+OUTBOX_KEY = "outbox:"
+"""In `QUEUES`, a key that begins with this names an outbox."""
 MAX_INT32 = 2**31 - 1
 
 
@@ -62,7 +67,7 @@ def positive_int(option: str, value: object) -> int:
 
 
 def _unknown_key(where: str, key: object, known: Collection[str]) -> str:
-    """The sentence about a key that there is not, with the nearest that there is."""
+    """The sentence that says that `key` is unknown, with the most similar known key."""
     by_folded = {name.casefold(): name for name in known}
     near = get_close_matches(str(key).casefold(), by_folded, n=1)
     meant = f" Did you mean {by_folded[near[0]]!r}?" if near else ""
@@ -73,8 +78,15 @@ def _duration(option: str, value: object, *, zero: bool, none: bool = False) -> 
     return None if none and value is None else seconds(option, value, zero=zero)
 
 
-def job_defaults(where: str, value: object) -> JobDefaults:
-    """Read one queue's defaults; `InvalidOption` names the key that is wrong."""
+def _share(where: str, value: object) -> float:
+    """A number from 0 to 1. Anything greater is most likely meant as a percentage."""
+    if not isinstance(value, (int, float)) or isinstance(value, bool) or not 0 <= value <= 1:
+        raise InvalidOption(f"{where} must be a number from 0 to 1 (a share of the wait), not {shown(value)}")
+    return float(value)
+
+
+def job_defaults(where: str, value: object, base: JobDefaults) -> JobDefaults:
+    """Read one queue's default options; those left out are taken from `base`. `InvalidOption` names a wrong key."""
     if not isinstance(value, Mapping):
         raise InvalidOption(f"{where} must be a dict of job options, not {shown(value)}")
     known = sorted(JobDefaults._fields)
@@ -87,7 +99,7 @@ def job_defaults(where: str, value: object) -> JobDefaults:
         "backoff_base": lambda o, v: seconds(o, v, zero=True),
         "expires_in": lambda o, v: _duration(o, v, zero=False, none=True),
     }
-    return JobDefaults(**{key: readers[key](f"{where}[{key!r}]", given) for key, given in value.items()})
+    return base._replace(**{key: readers[key](f"{where}[{key!r}]", given) for key, given in value.items()})
 
 
 def _database(where: str, value: object) -> str | None:
@@ -110,10 +122,21 @@ def _json_encoder(where: str, value: object) -> type[json.JSONEncoder] | None:
 
 def _queues(where: str, value: object) -> dict[str, JobDefaults]:
     if not isinstance(value, Mapping):
-        raise InvalidOption(f"{where} must be a dict from queue name to a dict of job options, not {shown(value)}")
-    for name in value:
-        validate_name("queue", name)
-    return {name: job_defaults(f"{where}[{name!r}]", given) for name, given in value.items()}
+        raise InvalidOption(
+            f"{where} must be a dict from a queue's name, or 'outbox:' and an outbox's name, to a dict of job options, "
+            f"not {shown(value)}"
+        )
+    return dict(_queue(f"{where}[{shown(key)}]", key, given) for key, given in value.items())
+
+
+def _queue(where: str, key: object, value: object) -> tuple[str, JobDefaults]:
+    """One entry of `QUEUES`: the name of the queue that holds the jobs, and their default options."""
+    try:
+        if isinstance(key, str) and key.startswith(OUTBOX_KEY):
+            return outbox_queue(key.removeprefix(OUTBOX_KEY)), job_defaults(where, value, OUTBOX_DEFAULTS)
+        return validate_name("queue", key), job_defaults(where, value, _PLAIN_DEFAULTS)
+    except InvalidName as error:
+        raise InvalidOption(f"{where}: {error}") from error
 
 
 def _boolean(where: str, value: object) -> bool:
@@ -127,6 +150,7 @@ _READERS: dict[str, Callable[[str, object], Any]] = {
     "JSON_ENCODER": _json_encoder,
     "MAX_PAYLOAD_BYTES": positive_int,
     "MAX_BACKOFF": lambda where, value: seconds(where, value, zero=True),
+    "BACKOFF_JITTER": _share,
     "KEEP_COMPLETED": lambda where, value: _duration(where, value, zero=True, none=True),
     "KEEP_DEAD": lambda where, value: _duration(where, value, zero=True, none=True),
     "QUEUES": _queues,
@@ -151,14 +175,14 @@ def problems(raw: object) -> Iterator[str]:
 
 
 def raw_setting() -> object:
-    # Past the lazy object, which makes an exception of each question for a setting that is not there.
+    # Not through Django's lazy object, which raises and catches an exception each time a missing setting is read.
     holder = object.__getattribute__(django_settings, "_wrapped")
     return getattr(django_settings if holder is empty else holder, "ALKSTORE", _NOTHING)
 
 
 _NOTHING: dict[str, Any] = {}
 _read: tuple[object, object, Settings] | None = None
-"""The setting, a copy of it as it was read, and what was read."""
+"""The setting, a copy of its content, and the result of reading it."""
 
 
 def settings() -> Settings:

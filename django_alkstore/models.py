@@ -132,6 +132,11 @@ class Job(models.Model):
     def __str__(self) -> str:
         return f"job {self.pk} in {names.describe_queue(self.queue)}"
 
+    @property
+    def idempotency_key(self) -> str:
+        """The same on every delivery of this job, and different for any other job of the database."""
+        return names.idempotency_key(self.pk, self.created_at)
+
 
 class Lock(models.Model):
     """A held lock, or one that has lapsed. Releasing deletes the row.

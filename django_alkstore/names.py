@@ -4,8 +4,10 @@ import os
 import re
 import socket
 import uuid
+from datetime import datetime
 from functools import lru_cache
 
+from django_alkstore.clock import to_us
 from django_alkstore.exceptions import InvalidName, ReservedName
 
 MAX_LENGTH = 128
@@ -62,6 +64,14 @@ def outbox_queue(outbox: str) -> str:
 def outbox_of(queue: str) -> str | None:
     """The outbox whose queue this is, or `None` for an ordinary queue."""
     return queue.removeprefix(OUTBOX_PREFIX) if queue.startswith(OUTBOX_PREFIX) else None
+
+
+def idempotency_key(job_id: int, created_at: datetime) -> str:
+    """A text that names one job in other systems: digits and hyphens alone, so that it fits a header or a file name.
+
+    The id alone is not enough: a database that was restored from a backup gives out some ids a second time.
+    """
+    return f"{job_id}-{to_us(created_at)}"
 
 
 def sign_name(worker_id: str, queue: str) -> str:

@@ -6,15 +6,17 @@ keyword arguments as listed beside each event.
 """
 
 import logging
+import sys
 import threading
 import traceback
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
 from functools import partial
 from typing import Any
 
 from django.dispatch import Signal
 
+from django_alkstore import clock
 from django_alkstore.names import describe_queue
 
 logger = logging.getLogger("django_alkstore")
@@ -50,9 +52,10 @@ standby_ended = Signal()  # it was told to stop
 schedule_fired = Signal()  # fire
 schedule_broken = Signal()  # name, reason
 jobs_pruned = Signal()  # removed
-database_trouble = Signal()  # doing, error, pause
+database_trouble = Signal()  # doing, error, pause; reason: the files that cannot be written, or None
 database_recovered = Signal()  # doing
 database_replaced = Signal()  # error
+file_events_missing = Signal()  # reason, interval: the database is polled instead, every `interval` seconds
 module_broken = Signal()  # module, error, traceback
 
 
@@ -63,8 +66,15 @@ _LOG_TEXT = 500
 _words: dict[Signal, tuple[int, Callable[..., str]]] = {}
 
 
-only_listener: Callable[[int, str], None] | None = None
-"""Takes level and message, where nobody else would see a record: making one costs more than a short job."""
+class FastHandler(logging.Handler):
+    """A log handler that also takes a line without a log record: making a record costs more than a short job."""
+
+    def add(self, level: int, message: str) -> None:
+        raise NotImplementedError
+
+
+fast_handler: FastHandler | None = None
+"""Set by the commands when they add their own log handler."""
 
 
 class _Thread(threading.local):
@@ -101,7 +111,7 @@ def held_back() -> Iterator[None]:
 
 
 def emit(event: Signal, **data: Any) -> None:
-    """Log `event` and send it. An error of a log handler or of a receiver goes no further."""
+    """Log `event` and send it. An error of a log handler or of a receiver is shown and goes no further."""
     if _thread.post is not None:
         _thread.post(partial(_send, event, data))
     else:
@@ -110,28 +120,105 @@ def emit(event: Signal, **data: Any) -> None:
 
 def _send(event: Signal, data: dict[str, Any]) -> None:
     level, say = _words[event]
-    if not logger.isEnabledFor(level):
-        pass
-    elif only_listener is not None:
-        only_listener(level, say(**data))
-    else:
-        # Not `logger.log`: looking for the caller, which is always this function, costs a third of a line.
-        record = logger.makeRecord(logger.name, level, __file__, 0, say(**data), (), None, "emit")
-        try:
-            logger.handle(record)
-        except Exception:  # noqa: BLE001  a handler of the project's must not undo what it was only to be told of
-            traceback.print_exc()
+    if logger.isEnabledFor(level):
+        _log_line(level, say(**data))
     if event.receivers:
-        event.send_robust(sender=None, **data)
+        try:
+            event.send_robust(sender=None, **data)
+        except Exception:  # noqa: BLE001  Django logs a receiver's error, and that log handler may raise too
+            _show_exception()
 
 
-def flush(timeout: float = 2.0) -> None:
-    """Let what was logged be written: the process may end without another chance."""
-    current: logging.Logger | None = logger
-    while current is not None:
-        for handler in current.handlers:
-            handler.flush()
-        current = current.parent if current.propagate else None
+def _log_line(level: int, message: str) -> None:
+    # Warnings and errors are always records: error trackers look at every record, whatever handlers there are.
+    if fast_handler is not None and level < logging.WARNING and _is_only_handler(fast_handler):
+        fast_handler.add(level, message)
+        return
+    # Not `logger.log`: it searches for its caller, which is always this function, and that takes a third of the time.
+    record = logger.makeRecord(logger.name, level, __file__, 0, message, (), None, "emit")
+    try:
+        logger.handle(record)
+    except Exception:  # noqa: BLE001  it is the project's handler
+        _show_exception()
+
+
+def _is_only_handler(handler: FastHandler) -> bool:
+    """True if no other log handler and no filter would be given the logger's records."""
+    handlers = logger.handlers
+    if len(handlers) != 1 or handlers[0] is not handler or logger.filters:
+        return False
+    return not (logger.propagate and logging.root.handlers)
+
+
+def _show_exception() -> None:
+    # Standard error may be closed (`ValueError`), missing (`AttributeError`) or full: nothing is left to tell it to.
+    with suppress(OSError, ValueError, AttributeError):
+        traceback.print_exc()
+
+
+FLUSH_TIMEOUT = 2.0
+_TIME_TO_COMPLAIN = 0.1
+"""Seconds of a flush that are kept for naming what has not finished."""
+
+
+class _Flush(threading.Thread):
+    """Flushes one log handler or stream."""
+
+    def __init__(self, target: Any) -> None:
+        super().__init__(name="alkstore-flush", daemon=True)
+        self.target = target
+        self.succeeded = False
+        self.problem = "it has not finished"
+
+    def run(self) -> None:
+        try:
+            self.target.flush()
+        except Exception as error:  # noqa: BLE001  the target is foreign code
+            self.problem = str(error) or type(error).__name__
+        else:
+            self.succeeded = True
+
+
+def flush(timeout: float = FLUSH_TIMEOUT) -> list[object]:
+    """Flush every log handler of the process, standard output and standard error. It raises nothing.
+
+    Return those that failed or have not finished within `timeout` seconds. They are named on standard error.
+    Each is flushed in a daemon thread, so one that blocks delays neither the others nor the end of the process.
+    """
+    started = clock.waiting_from()
+    flushes = [_Flush(target) for target in (*_log_handlers(), sys.stdout, sys.stderr) if target is not None]
+    _run_threads(flushes, timeout - _TIME_TO_COMPLAIN)
+    failed = [flush for flush in flushes if not flush.succeeded]
+    if failed:
+        complaint = threading.Thread(target=_complain, args=(failed,), name="alkstore-flush", daemon=True)
+        _run_threads([complaint], timeout - clock.waited_since(started))
+    return [flush.target for flush in failed]
+
+
+def _log_handlers() -> Iterable[logging.Handler]:
+    """The handlers of all loggers, each once."""
+    loggers = [logging.root, *list(logging.root.manager.loggerDict.values())]
+    handlers = [handler for logger in loggers if isinstance(logger, logging.Logger) for handler in logger.handlers]
+    return {id(handler): handler for handler in handlers}.values()
+
+
+def _run_threads(threads: Sequence[threading.Thread], timeout: float) -> None:
+    """Start the threads and wait until they have ended, at most `timeout` seconds for all of them."""
+    started = clock.waiting_from()
+    for thread in threads:
+        with suppress(RuntimeError):  # the process may start no more threads; the caller sees that nothing was done
+            thread.start()
+    for thread in threads:
+        if thread.is_alive():
+            thread.join(max(0.0, timeout - clock.waited_since(started)))
+
+
+def _complain(failed: Sequence[_Flush]) -> None:
+    lines = [f"django_alkstore: cannot flush {flush.target!r}: {flush.problem}\n" for flush in failed]
+    # If standard error is among them, nothing is left to tell it to.
+    with suppress(OSError, ValueError, AttributeError):
+        sys.stderr.write("".join(lines))
+        sys.stderr.flush()
 
 
 def _short(text: str) -> str:
@@ -257,7 +344,7 @@ _log(
 _log(
     crash_detection_off,
     logging.WARNING,
-    lambda reason: f"crash detection is off, so the jobs of a killed worker wait for their leases: {reason}",
+    lambda reason: f"crash detection is off, so the jobs of a killed process wait for their leases: {reason}",
 )
 _log(
     lease_lost,
@@ -341,8 +428,9 @@ _log(
 _log(
     database_trouble,
     logging.WARNING,
-    lambda doing, error, pause: (
+    lambda doing, error, pause, reason=None: (
         f"database trouble while {doing}{f', again in {pause:.1f} s' if pause else ''}: {_short(str(error))}"
+        f"{f'; {reason}' if reason else ''}"
     ),
 )
 _log(
@@ -351,6 +439,14 @@ _log(
     lambda error: f"{_short(str(error))}; exiting with status 5, for the supervisor to start it afresh",
 )
 _log(database_recovered, logging.INFO, lambda doing: f"database is back: {doing}")
+_log(
+    file_events_missing,
+    logging.WARNING,
+    lambda reason, interval: (
+        f"the kernel's file events cannot be used ({_short(reason)}): "
+        f"looking for changes of the database every {interval * 1_000:g} ms instead"
+    ),
+)
 _log(
     module_broken,
     logging.ERROR,

@@ -151,7 +151,7 @@ def tell(account: "Account") -> None:
         ("orders declined", len(account.declined), "by the shop's answers"),
         ("mails", account.mails.total(), f"in the mail folder, for {len(account.mails)} orders"),
         ("webhooks", received.accepted.total(), f"taken by the receiver, for {len(received.accepted)} orders"),
-        ("  repeats", received.events[Event.REPEAT], "ignored by the receiver, by the job's id"),
+        ("  repeats", received.events[Event.REPEAT], "ignored by the receiver, by their idempotency key"),
         ("  failures", received.failures, "of the receiver: refused, or taken and not confirmed"),
         ("retries", stored.retries.total(), "failed attempts, kept on their jobs"),
         ("schedule fires", stored.fires, "jobs of the schedule, one every 10 s"),

@@ -2,10 +2,10 @@
 
     python -m testproject.receiver --log receiver.jsonl
 
-It checks each signature, ignores repeats by the job's id, and notes what came in, one JSON object a line. Now and
-then it fails on a job's first delivery, as the seed decides: it refuses, or it takes the delivery and then says
-that it failed, or says nothing at all. To the sender all three look alike, so it must send again, and that makes
-the repeats that the job's id is for. The secret is read from SHOP_WEBHOOK_SECRET.
+It checks each signature, ignores repeats by their idempotency key, and notes what came in, one JSON object a line.
+Now and then it fails on a key's first delivery, as the seed decides: it refuses, or it takes the delivery and then
+says that it failed, or says nothing at all. To the sender all three look alike, so it must send again, and that makes
+the repeats that the key is for. The secret is read from SHOP_WEBHOOK_SECRET.
 """
 
 import argparse
@@ -26,7 +26,7 @@ from pathlib import Path
 from types import FrameType
 from typing import Any
 
-from testproject.signing import JOB_HEADER, SIGNATURE_HEADER, is_signed
+from testproject.signing import KEY_HEADER, SIGNATURE_HEADER, is_signed
 
 MAX_BODY = 1_048_576
 READ_TIMEOUT = 10.0
@@ -44,7 +44,7 @@ class Event(StrEnum):
 
 
 class Ledger:
-    """What came in, by job, and in the file. It reads its file when it starts, and so knows repeats after a restart."""
+    """What came in, by idempotency key, and in the file. Read when it starts, so that it knows repeats afterwards."""
 
     def __init__(self, path: Path, seed: int) -> None:
         self._seed = seed
@@ -59,28 +59,28 @@ class Ledger:
     def close(self) -> None:
         self._file.close()
 
-    def deliver(self, job: str, body: bytes) -> int:
+    def deliver(self, key: str, body: bytes) -> int:
         """Note a signed delivery; the status to answer with."""
         with self._lock:
-            event, status = self._judge(job)
-            self._note(job, event, status, json.loads(body))
+            event, status = self._judge(key)
+            self._note(key, event, status, json.loads(body))
         return status
 
-    def forged(self, job: str) -> int:
+    def forged(self, key: str) -> int:
         with self._lock:
-            self._note(job, Event.FORGED, HTTPStatus.UNAUTHORIZED, {})
+            self._note(key, Event.FORGED, HTTPStatus.UNAUTHORIZED, {})
         return HTTPStatus.UNAUTHORIZED
 
-    def _judge(self, job: str) -> tuple[Event, int]:
-        if job in self._taken:
+    def _judge(self, key: str) -> tuple[Event, int]:
+        if key in self._taken:
             return Event.REPEAT, HTTPStatus.OK
-        if self._deliveries[job]:  # refused before: the second time all is well
+        if self._deliveries[key]:  # refused before: the second time all is well
             return Event.ACCEPTED, HTTPStatus.OK
-        return self._first(job)
+        return self._first(key)
 
-    def _first(self, job: str) -> tuple[Event, int]:
-        """By the seed and the job alone, so that no order of arrival changes it."""
-        fate = random.Random(f"{self._seed}:{job}").random()
+    def _first(self, key: str) -> tuple[Event, int]:
+        """By the seed and the key alone, so that no order of arrival changes it."""
+        fate = random.Random(f"{self._seed}:{key}").random()
         if fate < 0.10:
             return Event.REFUSED, HTTPStatus.SERVICE_UNAVAILABLE
         if fate < 0.15:
@@ -89,10 +89,10 @@ class Ledger:
             return Event.ACCEPTED, SILENCE
         return Event.ACCEPTED, HTTPStatus.OK
 
-    def _note(self, job: str, event: Event, status: int, payload: dict[str, Any]) -> None:
+    def _note(self, key: str, event: Event, status: int, payload: dict[str, Any]) -> None:
         """In the file before the sender gets its answer: what it was told has always been written down."""
         at = datetime.now(UTC).isoformat()
-        entry = {"at": at, "job": job, "order": payload.get("order"), "event": event, "answer": int(status)}
+        entry = {"at": at, "key": key, "order": payload.get("order"), "event": event, "answer": int(status)}
         self._file.write(json.dumps(entry) + "\n")
         self._file.flush()
         self._remember(entry)
@@ -100,9 +100,9 @@ class Ledger:
     def _remember(self, entry: dict[str, Any]) -> None:
         if entry["event"] == Event.FORGED:
             return
-        self._deliveries[entry["job"]] += 1
+        self._deliveries[entry["key"]] += 1
         if entry["event"] == Event.ACCEPTED:
-            self._taken.add(entry["job"])
+            self._taken.add(entry["key"])
 
 
 class Handler(BaseHTTPRequestHandler):
@@ -110,17 +110,17 @@ class Handler(BaseHTTPRequestHandler):
     timeout = READ_TIMEOUT
 
     def do_POST(self) -> None:
-        job = self.headers.get(JOB_HEADER, "")
+        key = self.headers.get(KEY_HEADER, "")
         length = self.headers.get("Content-Length", "")
         if not length.isascii() or not length.isdigit() or int(length) > MAX_BODY:
             self._answer(HTTPStatus.BAD_REQUEST)
             return
         body = self.rfile.read(int(length))
         signature = self.headers.get(SIGNATURE_HEADER, "")
-        if is_signed(self.server.secret, job, body, signature):
-            self._answer(self.server.ledger.deliver(job, body))
+        if is_signed(self.server.secret, key, body, signature):
+            self._answer(self.server.ledger.deliver(key, body))
         else:
-            self._answer(self.server.ledger.forged(job))
+            self._answer(self.server.ledger.forged(key))
 
     def _answer(self, status: int) -> None:
         self.close_connection = True

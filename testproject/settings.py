@@ -43,10 +43,11 @@ INSTALLED_APPS = [
 # What the webhook goes to, and the secret that it is signed with. The demo puts its receiver's in the environment.
 SHOP_WEBHOOK_URL = os.environ.get("SHOP_WEBHOOK_URL", "http://127.0.0.1:8001/")
 SHOP_WEBHOOK_SECRET = os.environ.get("SHOP_WEBHOOK_SECRET", "a demo secret")
-# Seconds before a failed delivery is tried again, doubled each time. Short, for somebody who watches: left out, it
-# would be the outbox's default of 5.
-SHOP_RETRY_AFTER = 0.5
 SHOP_MAIL_FOLDER = FOLDER / "mail"
+
+# Seconds before a failed delivery is tried again, doubled each time. Short, for somebody who watches. A real shop bears
+# hours of trouble at the other side: {"max_attempts": 12, "backoff_base": 30} goes on for five hours.
+ALKSTORE = {"QUEUES": {"outbox:mail": {"backoff_base": 0.5}, "outbox:webhook": {"backoff_base": 0.5}}}
 
 if django.VERSION >= (6, 1):
     MAILERS = {"default": {"BACKEND": "testproject.mail.EmlBackend"}}

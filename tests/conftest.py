@@ -1,5 +1,6 @@
 """Fixtures for the whole suite."""
 
+import random
 from collections.abc import Callable, Iterator
 from datetime import UTC, datetime
 
@@ -9,6 +10,7 @@ from django.contrib.contenttypes.models import ContentType
 from django.db import connections, transaction
 from django.test import TransactionTestCase
 
+from django_alkstore import backoff
 from django_alkstore import clock as clock_module
 from django_alkstore.clock import ManualClock
 from tests.processes import Process, start_process
@@ -31,6 +33,19 @@ def _empty_tables(test_case: TransactionTestCase) -> None:
 def _quick_teardown() -> Iterator[None]:
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(TransactionTestCase, "_fixture_teardown", _empty_tables)
+        yield
+
+
+class _NoExtra(random.Random):
+    def random(self) -> float:
+        return 0.0
+
+
+@pytest.fixture(autouse=True, scope="session")
+def _no_jitter() -> Iterator[None]:
+    """Waits are exactly the retry curve's in this process. A test of the random extra sets another source."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(backoff, "rng", _NoExtra())
         yield
 
 

@@ -35,6 +35,12 @@ class Change(Protocol):
         Any thread may ask.
         """
 
+    def renew(self) -> None:
+        """Close the connection; the next call of `version` opens another. The version after that differs from before.
+
+        A connection keeps files open that somebody may have repaired since.
+        """
+
     def watched_file(self) -> str | None:
         """The file whose writes announce a commit, or `None` where there is none."""
 
@@ -85,6 +91,7 @@ class LapsedJob(NamedTuple):
     """A processing job whose lease has run out."""
 
     id: int
+    fence: int
     attempts: int
     max_attempts: int
     errors: bytes
@@ -108,8 +115,18 @@ class ExpiredJob(NamedTuple):
     """A pending job whose `expires_at` has passed."""
 
     id: int
+    fence: int
     attempts: int
     errors: bytes
+
+
+class SweptJob(NamedTuple):
+    """What a sweep writes on a job that it has read; the fence is the one that it read."""
+
+    errors: str
+    last_error: str
+    id: int
+    fence: int
 
 
 class StoredSchedule(NamedTuple):
@@ -202,7 +219,7 @@ class Operations(ABC):
 
     @abstractmethod
     def held(self, claims: Sequence[tuple[int, int]]) -> set[int]:
-        """The ids of those claims, each an id and a fence, that still hold their job, whether the lease ran out or not."""
+        """The ids of those claims (id and fence each) that still hold their job, also if the lease ran out."""
 
     # Jobs put right
 
@@ -223,12 +240,18 @@ class Operations(ABC):
         """Up to `limit` pending jobs of the queue that have expired, the longest first."""
 
     @abstractmethod
-    def reopen(self, changes: Iterable[tuple[str, str, int]]) -> None:
-        """Make jobs pending again where they stood: (errors, last_error, id) each."""
+    def reopen(self, now: int, jobs: Iterable[SweptJob]) -> list[int]:
+        """Make jobs pending, due as before, if their lease had run out at `now`; return the ids that took effect.
+
+        A job that was acked, renewed, claimed or cancelled since it was read is left as it is.
+        """
 
     @abstractmethod
-    def close(self, now: int, changes: Iterable[tuple[str, str, int]]) -> None:
-        """Make jobs dead: (errors, last_error, id) each."""
+    def close(self, now: int, jobs: Iterable[SweptJob]) -> list[int]:
+        """Make jobs dead if their lease had run out, or they had expired, at `now`; return the ids that took effect.
+
+        A job that was acked, renewed, claimed, cancelled or rescheduled since it was read is left as it is.
+        """
 
     @abstractmethod
     def cancel(self, job_id: int, now: int) -> bool:
@@ -242,6 +265,11 @@ class Operations(ABC):
     @abstractmethod
     def run_now(self, job_id: int, now: int) -> bool:
         """Make a pending job that is not due yet due at `now`. *One statement.*"""
+
+    @abstractmethod
+    def reschedule(self, job_id: int, run_at: int, now: int) -> bool:
+        """Make a pending job that has not expired at `now` due at `run_at`; its expiry keeps its distance from
+        `run_at`. *One statement.*"""
 
     @abstractmethod
     def prune(self, state: str, before: int, limit: int) -> int:
@@ -275,16 +303,24 @@ class Operations(ABC):
     # Schedules
 
     @abstractmethod
-    def due_schedules(self, now: int) -> list[StoredSchedule]:
-        """The enabled schedules whose next boundary has come, the earliest first."""
+    def due_schedules(self, now: int, limit: int) -> list[StoredSchedule]:
+        """Up to `limit` enabled schedules whose next boundary has come, the earliest first."""
 
     @abstractmethod
-    def move_schedule(self, schedule_id: int, now: int, next_fire_at: int, last_fire_at: int) -> None:
-        """Set where the schedule goes on, and the last boundary that it fired."""
+    def next_boundary(self) -> int | None:
+        """The earliest next boundary of an enabled schedule."""
 
     @abstractmethod
-    def pause_broken(self, schedule_id: int, now: int, error: str) -> None:
-        """Pause a schedule that cannot be read, with the reason on its row."""
+    def move_schedule(self, schedule_id: int, boundary: int, now: int, next_fire_at: int, last_fire_at: int) -> bool:
+        """Set the schedule's next boundary and the last that it fired. Takes effect only while `boundary` is the next.
+
+        So a schedule that was declared anew, or moved, since it was read is left as it is. *One statement.*
+        """
+
+    @abstractmethod
+    def pause_broken(self, schedule_id: int, boundary: int, now: int, error: str) -> bool:
+        """Pause a schedule that cannot be read, with the reason on its row. Takes effect only while `boundary` is the
+        next. *One statement.*"""
 
 
 class Dialect(ABC):
@@ -333,3 +369,7 @@ class Dialect(ABC):
     @abstractmethod
     def change(self, using: str) -> Change:
         """Open a connection that sees the commits of others."""
+
+    @abstractmethod
+    def write_obstacle(self, connection: BaseDatabaseWrapper) -> str | None:
+        """Say what keeps this process from writing, by file and owner; None if nothing of that kind is known."""

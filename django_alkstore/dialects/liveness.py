@@ -13,7 +13,7 @@ import os
 import struct
 import sys
 import time
-from contextlib import ExitStack, suppress
+from contextlib import ExitStack
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
@@ -38,6 +38,7 @@ MOUNTS = Path("/proc/self/mountinfo")
 
 _FLOCK = "hhqqi4x"
 """C's `struct flock`: l_type, l_whence, l_start, l_len, l_pid."""
+_FLAGS = os.O_RDWR | getattr(os, "O_NOFOLLOW", 0)
 _CREATOR_PAUSE = 0.05
 """Seconds. A file is created with mode 600 and gets the owner and the mode of the database a moment later."""
 
@@ -204,7 +205,7 @@ def _path(using: str) -> Path:
 def _file_system(folder: Path) -> str | None:
     """The type of the file system that holds `folder`, by the mount table; `None` if it cannot be found."""
     try:
-        descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
+        descriptor = os.open(folder, os.O_PATH)
         try:
             facts = Path(f"/proc/self/fdinfo/{descriptor}").read_text()
         finally:
@@ -219,20 +220,28 @@ def _file_system(folder: Path) -> str | None:
 def _open_or_create(path: Path, database: Path | None) -> int:
     """Open the file for writing; create it with the owner and the mode of the database if it is absent."""
     assert database is not None
-    flags = os.O_RDWR | os.O_NOFOLLOW
-    with suppress(FileExistsError):
-        created = os.open(path, flags | os.O_CREAT | os.O_EXCL, 0o600)
-        try:
-            _make_like(created, os.stat(database))
-        except BaseException:
-            os.close(created)
-            raise
-        return created
     try:
-        return os.open(path, flags)
+        return _open_for_writing(path)
+    except FileNotFoundError:
+        like = os.stat(database)  # fails if there is no database: then no file is created
+    try:
+        created = os.open(path, _FLAGS | os.O_CREAT | os.O_EXCL, 0o600)
+    except FileExistsError:  # another process has created it in between
+        return _open_for_writing(path)
+    try:
+        _make_like(created, like)
+    except BaseException:
+        os.close(created)
+        raise
+    return created
+
+
+def _open_for_writing(path: Path) -> int:
+    try:
+        return os.open(path, _FLAGS)
     except PermissionError:
         time.sleep(_CREATOR_PAUSE)
-        return os.open(path, flags)
+        return os.open(path, _FLAGS)
 
 
 def _make_like(descriptor: int, database: os.stat_result) -> None:

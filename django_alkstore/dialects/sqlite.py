@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import unquote, urlsplit
 
-from django.db import OperationalError, connections, transaction
+from django.db import DatabaseError, OperationalError, connections, transaction
 from django.db.backends.base.base import BaseDatabaseWrapper
 
 from django_alkstore.clock import LAST_US
@@ -32,8 +32,10 @@ from django_alkstore.dialects.base import (
     Operations,
     QueueCounts,
     StoredSchedule,
+    SweptJob,
 )
 from django_alkstore.dialects.cursors import Cursor, DirectCursor, open_cursor
+from django_alkstore.dialects.file_access import write_obstacle
 from django_alkstore.dialects.forks import guard
 from django_alkstore.models import Job, Lock, Schedule
 
@@ -138,7 +140,7 @@ RENEW = f"UPDATE {JOB} SET lease_expires_at = %s WHERE {HELD}"
 
 # A maximum that is no number reads as 0: its job is dead at the first lapse, and not in its queue's way for ever.
 LAPSED = f"""
-SELECT id, attempts, CAST(max_attempts AS INTEGER), CAST(errors AS BLOB) FROM {JOB}
+SELECT id, fence, attempts, CAST(max_attempts AS INTEGER), CAST(errors AS BLOB) FROM {JOB}
 WHERE queue = %s AND state = 'processing' AND lease_expires_at <= %s ORDER BY lease_expires_at LIMIT %s
 """
 # The index by name: it holds the processing jobs alone, and nothing tells the planner that they are few.
@@ -156,9 +158,14 @@ EXPIRED = f"""
 SELECT {_columns(ExpiredJob._fields, "errors")} FROM {JOB}
 WHERE queue = %s AND state = 'pending' AND expires_at <= %s ORDER BY expires_at LIMIT %s
 """
-REOPEN = f"UPDATE {JOB} SET state = 'pending', {LET_GO}, errors = %s, last_error = %s WHERE id = %s"
+REOPEN = f"""
+UPDATE {JOB} SET state = 'pending', {LET_GO}, errors = %s, last_error = %s
+WHERE id = %s AND fence = %s AND state = 'processing' AND lease_expires_at <= %s
+"""
 CLOSE = f"""
-UPDATE {JOB} SET state = 'dead', {LET_GO}, finished_at = %s, errors = %s, last_error = %s WHERE id = %s
+UPDATE {JOB} SET state = 'dead', {LET_GO}, errors = %s, last_error = %s, finished_at = %s
+WHERE id = %s AND fence = %s
+  AND (state = 'processing' AND lease_expires_at <= %s OR state = 'pending' AND expires_at <= %s)
 """
 CANCEL = f"""
 UPDATE {JOB} SET state = 'cancelled', {LET_GO}, finished_at = %s WHERE id = %s AND state IN ('pending', 'processing')
@@ -170,6 +177,13 @@ UPDATE OR IGNORE {JOB} SET state = 'pending', run_at = %s, attempts = 0, expires
 WHERE id = %s AND state IN ('dead', 'cancelled')
 """
 RUN_NOW = f"UPDATE {JOB} SET run_at = %s WHERE id = %s AND state = 'pending' AND run_at > %s"
+# A retry may have put the job off past its expiry: an expiry that lies before `run_at` stays where it is.
+RESCHEDULE = f"""
+UPDATE {JOB} SET
+  run_at = %(run_at)s,
+  expires_at = CASE WHEN expires_at > run_at THEN min(expires_at + %(run_at)s - run_at, {LAST_US}) ELSE expires_at END
+WHERE id = %(id)s AND state = 'pending' AND (expires_at IS NULL OR expires_at > %(now)s)
+"""
 PRUNE = f"""
 DELETE FROM {JOB} WHERE id IN (
   SELECT id FROM {JOB} WHERE finished_at IS NOT NULL AND state = %s AND finished_at <= %s
@@ -248,10 +262,15 @@ VALUES (
 
 DUE_SCHEDULES = f"""
 SELECT {_columns(StoredSchedule._fields, "name", "spec", "queue", "payload")} FROM {SCHEDULE}
-WHERE enabled AND next_fire_at <= %s ORDER BY next_fire_at
+WHERE enabled AND next_fire_at <= %s ORDER BY next_fire_at LIMIT %s
 """
-MOVE_SCHEDULE = f"UPDATE {SCHEDULE} SET next_fire_at = %s, last_fire_at = %s, updated_at = %s WHERE id = %s"
-PAUSE_BROKEN = f"UPDATE {SCHEDULE} SET enabled = 0, last_error = %s, updated_at = %s WHERE id = %s"
+NEXT_BOUNDARY = f"SELECT next_fire_at FROM {SCHEDULE} WHERE enabled ORDER BY next_fire_at LIMIT 1"
+MOVE_SCHEDULE = f"""
+UPDATE {SCHEDULE} SET next_fire_at = %s, last_fire_at = %s, updated_at = %s WHERE id = %s AND next_fire_at = %s
+"""
+PAUSE_BROKEN = f"""
+UPDATE {SCHEDULE} SET enabled = 0, last_error = %s, updated_at = %s WHERE id = %s AND next_fire_at = %s
+"""
 
 
 @lru_cache(maxsize=256)
@@ -341,6 +360,14 @@ def is_missing(connection: BaseDatabaseWrapper) -> bool:
         return False  # it cannot be known; connecting says why
 
 
+_LOOKS = 3
+"""Times that the version may differ from the one just before, as it does if others commit in between."""
+
+
+def _data_version(raw: sqlite3.Connection) -> int:
+    return int(raw.execute("PRAGMA data_version").fetchone()[0])
+
+
 class DataVersion:
     """`PRAGMA data_version` on a connection of its own: it changes when any other connection has committed."""
 
@@ -350,14 +377,21 @@ class DataVersion:
         self._wrapper = connections.create_connection(using)
         self._wrapper.inc_thread_sharing()
         self._asking = guard()
-        """Two threads that ask at once would share the driver's one prepared statement, and each other's answer."""
+        """Protects every attribute. Two threads that ask at once would also share the driver's prepared statement."""
+        self._raw: sqlite3.Connection | None = None
+        """None after `renew`, until the next look."""
+        self._base = 0
+        """Added to the numbers of the present connection: those of two connections cannot be compared."""
+        self._last = 0
         try:
-            self._connect()
+            self._raw = self._open()
+            self._file: str | None = self._raw.execute("PRAGMA database_list").fetchone()[2] or None
+            self._identity = _identity(self._file)
         except BaseException:
             self._wrapper.close()
             raise
 
-    def _connect(self) -> None:
+    def _open(self) -> sqlite3.Connection:
         if is_missing(self._wrapper):
             # SQLite would make an empty one, which looks like a database that has never been migrated.
             raise DatabaseReplaced(f"the database file {self._wrapper.settings_dict['NAME']} is gone")
@@ -365,9 +399,13 @@ class DataVersion:
         raw: sqlite3.Connection = self._wrapper.connection
         # Told "busy" at once rather than made to wait: that somebody is writing is news enough.
         raw.execute("PRAGMA busy_timeout = 0")
-        self._raw = raw
-        self._file = raw.execute("PRAGMA database_list").fetchone()[2] or None
-        self._identity = _identity(self._file)
+        return raw
+
+    def renew(self) -> None:
+        with self._asking:
+            if self._file is not None:  # closing one in memory would end the database
+                self._raw = None
+                self._wrapper.close()
 
     def version(self) -> object:
         with self._asking:
@@ -375,9 +413,27 @@ class DataVersion:
                 if _identity(self._file) != self._identity:
                     self._refuse_another_file()
             try:
-                return self._raw.execute("PRAGMA data_version").fetchone()[0]
-            except sqlite3.DatabaseError:  # damaged, too: whoever reads next will be told how
+                if self._raw is None:
+                    self._raw = self._open()
+                    self._base += 2**32
+                return self._number(self._raw)
+            except DatabaseReplaced:
+                raise
+            except (sqlite3.DatabaseError, DatabaseError):  # damaged, too: whoever reads next will be told how
                 return BUSY
+
+    def _number(self, raw: sqlite3.Connection) -> object:
+        """The version; `BUSY` if it differs each time, as it does if this user may not write the index of the WAL."""
+        number = _data_version(raw)
+        if number != self._last:
+            for _ in range(_LOOKS):
+                before, number = number, _data_version(raw)
+                if number == before:
+                    break
+            else:
+                return BUSY
+            self._last = number
+        return self._base + number
 
     def _refuse_another_file(self) -> None:
         """`DatabaseReplaced`, unless it is the same file whose number has changed, as some file systems do."""
@@ -401,7 +457,8 @@ class DataVersion:
             # To close it drops no lock of this process's: SQLite itself puts that off while any connection to the
             # same file holds one.
             with closing(sqlite3.connect(uri, uri=True, timeout=0, isolation_level=None)) as other:
-                return _keeps_out(self._raw, other) and _keeps_out(other, self._raw)
+                raw = self._raw
+                return raw is not None and _keeps_out(raw, other) and _keeps_out(other, raw)
         except sqlite3.DatabaseError:  # not there by now, not ours to open, or no database: not what we have open
             return False
 
@@ -411,7 +468,8 @@ class DataVersion:
 
     def close(self) -> None:
         self._wrapper.close()
-        self._raw.close()  # Django keeps a connection to a database in memory open
+        if self._raw is not None:
+            self._raw.close()  # Django keeps a connection to a database in memory open
 
 
 def _whole(moment: Any) -> int | None:
@@ -504,11 +562,15 @@ class SQLiteOperations(Operations):
         self.cursor.execute(EXPIRED, (queue, now, limit))
         return [ExpiredJob._make(row) for row in self.cursor.fetchall()]
 
-    def reopen(self, changes: Iterable[tuple[str, str, int]]) -> None:
-        self.cursor.executemany(REOPEN, list(changes))
+    def reopen(self, now: int, jobs: Iterable[SweptJob]) -> list[int]:
+        return [job.id for job in jobs if self._took_effect(REOPEN, (*job, now))]
 
-    def close(self, now: int, changes: Iterable[tuple[str, str, int]]) -> None:
-        self.cursor.executemany(CLOSE, [(now, *change) for change in changes])
+    def close(self, now: int, jobs: Iterable[SweptJob]) -> list[int]:
+        return [
+            job.id
+            for job in jobs
+            if self._took_effect(CLOSE, (job.errors, job.last_error, now, job.id, job.fence, now, now))
+        ]
 
     def cancel(self, job_id: int, now: int) -> bool:
         return self._took_effect(CANCEL, (now, job_id))
@@ -518,6 +580,10 @@ class SQLiteOperations(Operations):
 
     def run_now(self, job_id: int, now: int) -> bool:
         return self._took_effect(RUN_NOW, (now, job_id, now))
+
+    def reschedule(self, job_id: int, run_at: int, now: int) -> bool:
+        self.cursor.execute(RESCHEDULE, {"id": job_id, "run_at": run_at, "now": now})
+        return self.cursor.rowcount == 1
 
     def prune(self, state: str, before: int, limit: int) -> int:
         self.cursor.execute(PRUNE, (state, before, limit))
@@ -546,15 +612,19 @@ class SQLiteOperations(Operations):
         self.cursor.execute(INSERT_LOCK, (token, name, owner, now, expires_at, liveness))
         return self.cursor.lastrowid if self.cursor.rowcount == 1 else None
 
-    def due_schedules(self, now: int) -> list[StoredSchedule]:
-        self.cursor.execute(DUE_SCHEDULES, (now,))
+    def due_schedules(self, now: int, limit: int) -> list[StoredSchedule]:
+        self.cursor.execute(DUE_SCHEDULES, (now, limit))
         return [StoredSchedule._make(row) for row in self.cursor.fetchall()]
 
-    def move_schedule(self, schedule_id: int, now: int, next_fire_at: int, last_fire_at: int) -> None:
-        self.cursor.execute(MOVE_SCHEDULE, (next_fire_at, last_fire_at, now, schedule_id))
+    def next_boundary(self) -> int | None:
+        row = self.cursor.execute(NEXT_BOUNDARY).fetchone()
+        return None if row is None else _whole(row[0])
 
-    def pause_broken(self, schedule_id: int, now: int, error: str) -> None:
-        self.cursor.execute(PAUSE_BROKEN, (error, now, schedule_id))
+    def move_schedule(self, schedule_id: int, boundary: int, now: int, next_fire_at: int, last_fire_at: int) -> bool:
+        return self._took_effect(MOVE_SCHEDULE, (next_fire_at, last_fire_at, now, schedule_id, boundary))
+
+    def pause_broken(self, schedule_id: int, boundary: int, now: int, error: str) -> bool:
+        return self._took_effect(PAUSE_BROKEN, (error, now, schedule_id, boundary))
 
     def _took_effect(self, text: str, params: tuple[Any, ...]) -> bool:
         self.cursor.execute(text, params)
@@ -580,9 +650,14 @@ class SQLite(Dialect):
 
     @contextmanager
     def _begin_watched(self, connection: BaseDatabaseWrapper, cursor: Cursor) -> Iterator[None]:
-        with transaction.atomic(using=connection.alias):
-            self.take_writer_lock(connection, cursor, fresh=True)
-            yield
+        own = connections[connection.alias]
+        connections[connection.alias] = connection  # `atomic` takes that of the thread
+        try:
+            with transaction.atomic(using=connection.alias):
+                self.take_writer_lock(connection, cursor, fresh=True)
+                yield
+        finally:
+            connections[connection.alias] = own
 
     def is_contention(self, error: OperationalError) -> bool:
         code = getattr(error.__cause__, "sqlite_errorcode", None)
@@ -619,3 +694,7 @@ class SQLite(Dialect):
 
     def change(self, using: str) -> Change:
         return DataVersion(using)
+
+    def write_obstacle(self, connection: BaseDatabaseWrapper) -> str | None:
+        path = database_path(connection)
+        return None if path is None else write_obstacle(path)

@@ -202,8 +202,26 @@ def limit_wait_on(connection: BaseDatabaseWrapper, seconds: float) -> None:
     connection.ensure_connection()
     raw, _ = _limits.get(connection, (None, 0.0))
     if raw is not connection.connection:
-        dialect_of(connection).limit_wait(connection, seconds)
-        _limits[connection] = (connection.connection, seconds)
+        _set_limit(connection, seconds)
+
+
+@contextmanager
+def limited_wait(using: str, seconds: float) -> Iterator[None]:
+    """Inside the block, this thread's calls wait for another writer at most this long, or as long as before if less."""
+    connection = connections[using]
+    connection.ensure_connection()
+    raw, before = connection.connection, longest_wait(connection)
+    _set_limit(connection, min(seconds, before))
+    try:
+        yield
+    finally:
+        if connection.connection is raw:
+            _set_limit(connection, before)
+
+
+def _set_limit(connection: BaseDatabaseWrapper, seconds: float) -> None:
+    dialect_of(connection).limit_wait(connection, seconds)
+    _limits[connection] = (connection.connection, seconds)
 
 
 def longest_wait(connection: BaseDatabaseWrapper) -> float:

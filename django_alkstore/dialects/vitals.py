@@ -35,9 +35,12 @@ class Log(NamedTuple):
 
 
 class Lease(NamedTuple):
-    """Of one queue's running leases, the one written last."""
+    """Of one worker's running leases in one queue, the one written last."""
 
     queue: str
+    worker_id: str
+    liveness: str | None
+    """The liveness file under which it was claimed."""
     written: int
     """When, in microseconds, if the job's visibility timeout was what it was written for."""
 
@@ -56,8 +59,9 @@ _KINDS = {
 }
 
 _LAST_LEASES = f"""
-SELECT CAST(queue AS BLOB), max(lease_expires_at - CAST(visibility_timeout * {SECOND} AS INTEGER)) FROM {JOB}
-WHERE state = 'processing' AND lease_expires_at > %s GROUP BY queue
+SELECT CAST(queue AS BLOB), CAST(worker_id AS BLOB), liveness,
+  max(lease_expires_at - CAST(visibility_timeout * {SECOND} AS INTEGER))
+FROM {JOB} WHERE state = 'processing' AND lease_expires_at > %s GROUP BY queue, worker_id, liveness
 """
 
 
@@ -107,10 +111,13 @@ def damage(connection: BaseDatabaseWrapper) -> str | None:
 
 
 def last_leases(connection: BaseDatabaseWrapper, now: int) -> list[Lease]:
-    """For each queue with a running lease the one written last. Costs what the running jobs are, and no more."""
+    """For each queue and each worker with a running lease the one written last. Reads the running jobs only."""
     with connection.cursor() as cursor:
         cursor.execute(_LAST_LEASES, (now,))
-        return [Lease(queue.decode(errors="replace"), written) for queue, written in cursor.fetchall()]
+        return [
+            Lease(queue.decode(errors="replace"), worker_id.decode(errors="replace"), liveness, written)
+            for queue, worker_id, liveness, written in cursor.fetchall()
+        ]
 
 
 def others_version(connection: BaseDatabaseWrapper) -> int:

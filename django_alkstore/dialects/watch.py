@@ -1,13 +1,14 @@
-"""Waiting to be told: of a commit by anybody, of a bell rung in this process, or of a deadline.
+"""Waiting for a commit by anybody, for a bell rung in this process, or for a deadline.
 
-The database is asked whether anything was committed (`Change.version`), which is cheap but not free. *When* to
-ask is told by the kernel where it can (inotify, on the file's directory, since the journal files come and go;
-the database file itself is never opened here: closing any descriptor of it would drop this process's locks on
-it). The event comes a moment before the commit can be seen, so the answer is asked for a few times in growing
-steps; the longest step is the fallback for an event that never came, and the whole method where there is no
-inotify.
+Whether anything was committed, the database says (`Change.version`); asking it is cheap but not free. *When* to ask,
+the kernel says (inotify on the folder of the database file, because the journal files come and go). The database file
+itself is never opened here: closing any descriptor of it would drop this process's locks on it.
+
+A file event comes a moment before the commit can be seen. So after one the database is asked a few times, in growing
+steps. The longest step is the fallback for an event that never came. Without inotify the database is polled.
 """
 
+import itertools
 import selectors
 import signal
 import socket
@@ -19,30 +20,32 @@ from contextlib import AbstractContextManager, ExitStack, closing, contextmanage
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
+from weakref import WeakSet
 
 from django.db import connections
 
-from django_alkstore import clock
+from django_alkstore import clock, signals
 from django_alkstore.dialects import dialect_of
+from django_alkstore.dialects.forks import guard
 
-TOLD = 1.0
-"""Seconds between looks where the kernel tells of writes: the price of a missed event."""
-POLLED = 0.015
-"""Seconds between looks where it does not."""
+LONGEST_STEP = 1.0
+"""Seconds between two looks at the database if the kernel tells of writes: the price of an event that never came."""
+POLL_INTERVAL = 0.015
+"""Seconds between two looks if it does not."""
 FIRST_STEP = 0.0001
 FOREIGN_PAUSE = 0.002
-"""Seconds to let further events gather after one of another file, such as a log in the same directory."""
+"""Seconds to let further events gather after an event of another file, such as a log in the same folder."""
 _SELECTABLE = 0.001
 """Seconds. `epoll` waits in whole milliseconds; shorter steps are slept."""
 
 _CLOSED = -1
-"""The number of a closed socket's file."""
+"""The file number of a closed socket."""
 
 _sleep = time.sleep
 
 
 class Bell:
-    """Ends one thread's wait; any thread, and any signal handler, may ring it."""
+    """Ends one thread's wait. Any thread and any signal handler may ring it."""
 
     def __init__(self) -> None:
         self._hears, self._rings = socket.socketpair()
@@ -52,21 +55,21 @@ class Bell:
         self._selector.register(self._hears, selectors.EVENT_READ)
 
     def fileno(self) -> int:
-        """Can be read from once the bell is rung."""
+        """The descriptor that can be read from once the bell is rung."""
         return self._hears.fileno()
 
     def ring(self) -> None:
-        """End the current or the next wait at once. Once it is closed, nobody waits."""
+        """End the current or the next wait at once. After `close` it does nothing."""
         try:
             self._rings.send(b"\0")
         except BlockingIOError:
-            return  # so many rings wait already that this one is heard with them
+            return  # the socket is full of rings that nobody has heard yet
         except OSError:
             if self._rings.fileno() != _CLOSED:
                 raise
 
     def wait(self, timeout: float | None = None) -> bool:
-        """Wait at most `timeout` seconds; was it rung?"""
+        """Wait at most `timeout` seconds. Return True if the bell was rung."""
         rung = bool(self._selector.select(timeout))
         if rung:
             self.hear()
@@ -82,9 +85,10 @@ class Bell:
 
     @contextmanager
     def rung_by_signals(self) -> Iterator[None]:
-        """Inside, a signal ends a wait of the main thread also where the kernel has given it to another thread.
+        """Inside the block a signal rings the bell, also if the kernel gives it to another thread.
 
-        Python's own handlers run in the main thread, once that does anything: without this, not before its wait ends.
+        Python runs signal handlers in the main thread between two instructions. Without the ring, a handler would wait
+        until the main thread's wait has ended.
         """
         if threading.current_thread() is not threading.main_thread():
             yield
@@ -96,18 +100,23 @@ class Bell:
             signal.set_wakeup_fd(before)
 
     def close(self) -> None:
-        # This end first: it may be rung at any moment, and a ring must not meet with an end that is gone.
+        # The sending end first: a ring at this moment must not find the receiving end gone.
         self._rings.close()
         self._selector.close()
         self._hears.close()
 
 
 class Watch:
-    """Waits for one thread; any thread may ask it for the version, and any signal handler, too, may ring its bell."""
+    """Waits for commits to one database.
+
+    One thread waits at a time; another may take over once it has returned. Any thread may ask for the version at any
+    time, and any thread and any signal handler may ring the bell.
+    """
 
     def __init__(self, using: str) -> None:
+        self.using = using
         self._change = dialect_of(connections[using]).change(using)
-        # What is open is closed again also where the rest cannot be opened.
+        # If one part cannot be opened, those that are open are closed again.
         with ExitStack() as opened:
             self._opened = opened
             opened.callback(self._change.close)
@@ -116,25 +125,32 @@ class Watch:
             self._selector.register(self._bell, selectors.EVENT_READ)
             self._name = ""
             self._events: Any = self._watch_files()
+            self._reading = guard()
+            """Held while the events are read: of two threads that read at once, one would fail."""
             self._opened = opened.pop_all()
-        self._longest_step = TOLD if self._events else POLLED
+        self._longest_step = LONGEST_STEP if self._events else POLL_INTERVAL
         self._step = self._longest_step
+        """Seconds until the next look at the database. The waiting thread alone uses it, `forget` aside."""
+        with _opening:
+            _open_watches.add(self)
 
     def _watch_files(self) -> Any:
-        """The kernel's events for the database's directory, or `None` where there are none to be had."""
+        """Open the kernel's events for the folder of the database. `None`: poll instead."""
         file = self._change.watched_file()
         if file is None or sys.platform != "linux":
             return None
-        from inotify_simple import INotify, flags  # noqa: PLC0415  there is none elsewhere
-
         path = Path(file)
         with ExitStack() as ours:
             try:
+                # Imported here because it exists on Linux only, and needs a Python with ctypes.
+                from inotify_simple import INotify, flags  # noqa: PLC0415
+
                 events = ours.enter_context(INotify(nonblocking=True))
                 events.add_watch(
                     path.parent, flags.MODIFY | flags.CREATE | flags.DELETE | flags.MOVED_TO | flags.CLOSE_WRITE
                 )
-            except OSError:  # the kernel's limit of watches is reached: poll
+            except Exception as error:  # noqa: BLE001  whatever the reason is, polling works
+                _say_that_it_polls(error)
                 return None
             self._opened.push(ours.pop_all())
         self._name = path.name
@@ -142,32 +158,37 @@ class Watch:
         return events
 
     def version(self) -> object:
-        """Pass it to `wait`: read it before looking at the database, so that nothing falls in between."""
+        """The database's version, for `wait`. Ask before you read the database, so that no commit falls in between."""
         return self._change.version()
 
     def forget(self) -> None:
-        """Take in what the kernel has told so far, of a commit that the caller knows of.
+        """Drop the file events so far, which came from a commit that the caller knows of.
 
-        Another's that is just being made may be told of with it: that one is seen with the next look.
+        Events of another commit at the same moment are dropped with them. That commit is seen at the next look.
         """
         if self._events is not None:
-            self._events.read(timeout=0)
+            self._read_events()
             self._step = self._longest_step
 
+    def wake_on(self, descriptor: int) -> None:
+        """From now on, end a `wait` if this descriptor can be read, too. The caller reads it."""
+        self._selector.register(descriptor, selectors.EVENT_READ)
+
     def ring(self) -> None:
-        """End the current or the next `wait` at once."""
+        """End the current or the next wait at once."""
         self._bell.ring()
 
     def rung_by_signals(self) -> AbstractContextManager[None]:
+        """Inside the block a signal rings the bell; see `Bell.rung_by_signals`."""
         return self._bell.rung_by_signals()
 
     def wait_for_bell(self, timeout: float) -> bool:
-        """Wait at most `timeout` seconds for the bell, whatever is committed; was it rung?"""
-        # Not by way of the events: each commit of this very process would end the wait, to be taken up again.
+        """Wait at most `timeout` seconds for the bell, whatever is committed. Return True if it was rung."""
+        # Without the file events: each commit of this very process would interrupt the wait.
         return self._bell.wait(timeout)
 
     def wait(self, seen: object, timeout: float) -> bool:
-        """Wait at most `timeout` seconds for a commit since `seen`, or the bell; was there a commit?"""
+        """Wait at most `timeout` seconds for a commit since `seen`, or the bell. Return True if there was a commit."""
         started = clock.waiting_from()
         while True:
             if self._change.version() != seen:
@@ -178,7 +199,7 @@ class Watch:
                 return False
 
     def _pause(self, seconds: float) -> bool:
-        """Wait one step, or for the first event; was it the bell?"""
+        """Wait one step, or until the first event. True for the bell and for a descriptor of the caller."""
         self._step = min(self._step * 2, self._longest_step)
         if seconds < _SELECTABLE:
             _sleep(seconds)
@@ -187,17 +208,30 @@ class Watch:
             if key.fileobj is self._bell:
                 self._bell.hear()
                 return True
-            if self._told_of_our_file():
+            if key.fileobj is not self._events:
+                return True
+            # The kind and the order of the events say nothing that the database does not say better.
+            if any(not event.name or event.name.startswith(self._name) for event in self._read_events()):
                 self._step = FIRST_STEP
             else:
                 _sleep(FOREIGN_PAUSE)
         return False
 
-    def _told_of_our_file(self) -> bool:
-        # The events' order and kind say nothing that the database itself does not say better.
-        return any(not event.name or event.name.startswith(self._name) for event in self._events.read(timeout=0))
+    def _read_events(self) -> list[Any]:
+        with self._reading:
+            return list(self._events.read(timeout=0))
+
+    def renew(self) -> None:
+        """Close the connection; the next look at the database opens another, and finds it changed.
+
+        A connection that has met with a fault keeps files open that somebody may have repaired since. SQLite even
+        shares some of them among all connections of a process, so after a fault all are closed: see `renew_all`.
+        """
+        self._change.renew()
 
     def close(self) -> None:
+        with _opening:
+            _open_watches.discard(self)
         self._opened.close()
 
     def __enter__(self) -> Self:
@@ -207,3 +241,26 @@ class Watch:
         self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
     ) -> None:
         self.close()
+
+
+_opening = guard()
+"""Protects the set of open watches."""
+_open_watches: "WeakSet[Watch]" = WeakSet()
+
+
+def renew_all(using: str) -> None:
+    """Call `renew` of every watch that this process has on the database."""
+    with _opening:
+        watches = [watch for watch in _open_watches if watch.using == using]
+    for watch in watches:
+        watch.renew()
+
+
+_times_polling = itertools.count()
+
+
+def _say_that_it_polls(error: Exception) -> None:
+    """Log it once for each process. (Two threads may come here at once; `next` is one step.)"""
+    if next(_times_polling) == 0:
+        reason = f"{type(error).__name__}: {error}"
+        signals.emit(signals.file_events_missing, reason=reason, interval=POLL_INTERVAL)

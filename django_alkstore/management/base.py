@@ -1,17 +1,24 @@
 """What the commands share: the arguments, and turning an outcome into an exit code."""
 
 import argparse
+import atexit
+import logging
 import math
+import os
+import sys
 import time
-from typing import Any
+from contextlib import suppress
+from typing import Any, TextIO, cast
 
 from django.core.exceptions import ImproperlyConfigured
 from django.core.management.base import BaseCommand, CommandError, CommandParser
 from django.db import DatabaseError, NotSupportedError, connections
 
+from django_alkstore import signals
+from django_alkstore.dialects import dialect_of
 from django_alkstore.dialects.transactions import is_contention, resolve_alias
 from django_alkstore.models import Job
-from django_alkstore.runtime.lines import show_log
+from django_alkstore.runtime.log_handler import show_log
 from django_alkstore.runtime.loop import NotRegistered, refuse_in_memory
 from django_alkstore.services.patience import Patience
 
@@ -35,11 +42,18 @@ def duration(text: str) -> float:
     return number
 
 
+def _with_obstacle(alias: str, error: DatabaseError) -> str:
+    """The error, and which files this user may not write."""
+    connection = connections[alias]
+    obstacle = dialect_of(connection).write_obstacle(connection)
+    return f"{error}; {obstacle}" if obstacle else str(error)
+
+
 def _refused(alias: str, error: DatabaseError) -> CommandError:
     if is_contention(alias, error):
         why = f"was busy with another's work for the whole busy timeout ({error}); try again"
     else:
-        why = f"cannot be used ({error})"
+        why = f"cannot be used ({_with_obstacle(alias, error)})"
     return CommandError(f"the database {alias!r} {why}")
 
 
@@ -66,8 +80,8 @@ class AlkstoreCommand(BaseCommand):
         except DatabaseError as error:
             if not is_contention(alias, error):
                 raise CommandError(
-                    f"the tables on the database {alias!r} cannot be read ({error}). "
-                    f"Where they are not there yet: manage.py migrate --database {alias}"
+                    f"the tables on the database {alias!r} cannot be read ({_with_obstacle(alias, error)}). "
+                    f"If they do not exist yet: manage.py migrate --database {alias}"
                 ) from error
             self.wait_for_tables(alias, error)
         try:
@@ -89,8 +103,45 @@ class AlkstoreCommand(BaseCommand):
         raise NotImplementedError
 
 
+class _StandardError:
+    """Standard error as a run command uses it: a message that cannot be written is lost, and the command goes on."""
+
+    def write(self, text: str) -> None:
+        # It may be closed (`ValueError`), missing (`AttributeError`) or full.
+        with suppress(OSError, ValueError, AttributeError):
+            sys.stderr.write(text)
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(sys.stderr, name)
+
+
+def finish_output() -> None:
+    """Flush logs, standard output and standard error for 2 s at most, as the last thing before Python ends by itself.
+
+    Python would flush them again, which would end the process with status 120 or never. So what could not be flushed
+    is left out.
+    """
+    failed = signals.flush()
+    if any(isinstance(one, logging.Handler) for one in failed):
+        atexit.unregister(logging.shutdown)
+    for name in ("stdout", "stderr"):
+        if any(one is getattr(sys, name) for one in failed):
+            nowhere = open(os.devnull, "w", encoding="utf-8")  # noqa: SIM115  it stays open until the process ends
+            setattr(sys, name, nowhere)
+            setattr(sys, f"__{name}__", nowhere)
+
+
 class RunCommand(AlkstoreCommand):
     """A command that runs until it is stopped, and says what it does through the log."""
+
+    def __init__(self, stdout: Any = None, stderr: Any = None, **options: Any) -> None:
+        super().__init__(stdout, stderr or cast("TextIO", _StandardError()), **options)
+
+    def run_from_argv(self, argv: list[str]) -> None:
+        try:
+            super().run_from_argv(argv)
+        finally:
+            finish_output()
 
     def precheck(self, alias: str) -> None:
         try:

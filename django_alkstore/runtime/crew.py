@@ -11,11 +11,11 @@ from dataclasses import dataclass
 from math import inf
 from typing import NamedTuple, Protocol
 
-from django_alkstore import clock, failures
+from django_alkstore import clock
 from django_alkstore.registry import Registration
 from django_alkstore.runtime.perform import Ending
-from django_alkstore.services import JobHandle, outcomes
-from django_alkstore.services.outcomes import RELEASE, Outcome
+from django_alkstore.services import JobHandle
+from django_alkstore.services.outcomes import RELEASE, TIME_LIMIT, Outcome
 
 QUICK = 0.002
 """Seconds. A thread that leads keeps the leadership while it runs a handler that takes less on average."""
@@ -105,12 +105,14 @@ class Crew:
         self._waiting: deque[Run] = deque()
         """Claimed, not started."""
         self._lapsed: list[Run] = []
-        """Claimed, not started, and to be renewed before they start: the process was suspended for longer than a lease."""
+        """Claimed, not started, and to be renewed first: the process was suspended for longer than a lease."""
         self._running: dict[Run, None] = {}
         self._overdue: dict[Run, None] = {}
         """Past their time limit: the attempt has failed, and the handler still keeps its thread."""
         self._results: list[Result] = []
         """What is to be written. A writer takes them out, and puts them back if the database refuses."""
+        self._taken = 0
+        """How many results a writer has taken out and not written yet."""
         self._means: dict[str, float] = {}
         """By queue: how long its handler takes on average, in seconds."""
         self._keeper_wakes_at = inf
@@ -142,7 +144,7 @@ class Crew:
             return self._leader is me
 
     def start_next(self, me: Runner, now: float, now_us: int) -> Run | None:
-        """Take the next job to start. None if this thread does not lead, or has something to write first, or no job waits.
+        """Take the next job to start. None if this thread does not lead, or should write first, or if no job waits.
 
         Before a handler that is not quick the thread gives up the leadership.
         """
@@ -171,6 +173,8 @@ class Crew:
                 wake_by = min(wake_by, now + SLOW)
         else:
             self._hand_over()
+        if self._results:
+            wake_by = min(wake_by, self._results[0].ended_at + LONGEST_UNWRITTEN)
         self._wake_keeper_by(wake_by)
 
     def count_time_from_now(self, run: Run) -> None:
@@ -208,7 +212,7 @@ class Crew:
             if self._leader is not me or self._ended:
                 return None
             self._busy_since = None
-            results, self._results = self._results, []
+            results = self._take(self._results)
             free = self.size - len(self._running) - len(self._overdue) - len(self._lapsed)
             renewals = self._to_renew(clock.monotonic())
             if self._stopping or self._waiting or free <= 0:
@@ -219,7 +223,13 @@ class Crew:
     def put_back(self, results: list[Result]) -> None:
         """Return results that could not be written."""
         with self._lock:
+            self._taken -= len(results)
             self._results[:0] = results
+
+    def note_written(self, count: int) -> None:
+        """So many results that were taken out are written."""
+        with self._lock:
+            self._taken -= count
 
     def add(self, runs: Iterable[Run]) -> None:
         """Hold jobs that were just claimed."""
@@ -254,7 +264,7 @@ class Crew:
     # For the keeper
 
     def sleep_until(self, latest: float, now: float) -> float:
-        """Until when the keeper may sleep, at the latest until `latest`. It is rung for whatever becomes due earlier."""
+        """Until when the keeper may sleep, at most until `latest`. It is rung for whatever becomes due earlier."""
         with self._lock:
             deadlines = [latest]
             for run in self._running:
@@ -282,15 +292,12 @@ class Crew:
     def take_old_results(self, now: float) -> list[Result]:
         """Results that have waited too long for a leader."""
         with self._lock:
-            if not self._results_are_old(now):
-                return []
-            results, self._results = self._results, []
-            return results
+            return self._take(self._results) if self._results_are_old(now) else []
 
     def take_results(self) -> list[Result]:
+        """Everything that is to be written."""
         with self._lock:
-            results, self._results = self._results, []
-            return results
+            return self._take(self._results)
 
     def to_renew(self, now: float) -> list[Run]:
         """Jobs whose leases are to be renewed."""
@@ -357,8 +364,9 @@ class Crew:
             for run in late:
                 del self._running[run]
                 self._overdue[run] = None
-            outcome = outcomes.retry(failures.TIME_LIMIT)
-            return [Result(run, outcome, run.registration.time_limit, now) for run in late if run.holds_lease]
+            return self._take(
+                [Result(run, TIME_LIMIT, run.registration.time_limit, now) for run in late if run.holds_lease]
+            )
 
     def withdraw_waiting(self, now: float) -> list[Result]:
         """Take back the jobs that no thread has started, if they have waited too long or the worker stops."""
@@ -373,7 +381,7 @@ class Crew:
             self._stopping = self._ended = True
             running = [run for run in self._running if run.holds_lease]
             self._running.clear()
-            return [*self._withdraw(now), *(Result(run, RELEASE, 0.0, now) for run in running)]
+            return [*self._withdraw(now), *self._take([Result(run, RELEASE, 0.0, now) for run in running])]
 
     def _withdraw(self, now: float) -> list[Result]:
         withdrawn = [*self._waiting, *self._lapsed]
@@ -381,7 +389,7 @@ class Crew:
         self._lapsed.clear()
         for run in withdrawn:
             self._means.pop(run.job.queue, None)  # its handler is not as quick as it was
-        return [Result(run, RELEASE, 0.0, now) for run in withdrawn if run.holds_lease]
+        return self._take([Result(run, RELEASE, 0.0, now) for run in withdrawn if run.holds_lease])
 
     def count(self, completed: int = 0, failed: int = 0) -> None:
         """Count ended attempts, for the last line of the log."""
@@ -413,7 +421,7 @@ class Crew:
     def is_done(self) -> bool:
         """True if nothing is held and nothing is left to be written."""
         with self._lock:
-            return not (self._running or self._waiting or self._lapsed or self._results)
+            return not (self._running or self._waiting or self._lapsed or self._results or self._taken)
 
     @property
     def is_stopping(self) -> bool:
@@ -424,7 +432,7 @@ class Crew:
     def is_exhausted(self) -> bool:
         """True if every thread is kept by a handler past its time limit, and that is on the rows."""
         with self._lock:
-            return len(self._overdue) >= self.size and not self._results
+            return len(self._overdue) >= self.size and not (self._results or self._taken)
 
     @property
     def running_count(self) -> int:
@@ -437,6 +445,14 @@ class Crew:
             return self._fault
 
     # With the lock held
+
+    def _take(self, results: list[Result]) -> list[Result]:
+        """Hand results to a writer, which calls `note_written` or `put_back`."""
+        taken = list(results)
+        self._taken += len(taken)
+        if results is self._results:
+            self._results.clear()
+        return taken
 
     def _to_renew(self, now: float) -> list[Run]:
         held = [*self._running, *self._waiting]

@@ -62,11 +62,12 @@ class Leadership:
         try:
             self._times.check()
             queues = self._times.due() if plan.free else []
-            if plan.results or queues:
-                self._write(me, plan, queues, planned_at)
-            elif plan.free and self._times.unknown():
+            if plan.free and self._times.unknown() and (plan.results or not queues):
                 with self._writer.turn():
                     self._writer.read(self._times.look)
+                queues = self._times.due()
+            if plan.results or queues:
+                self._write(me, plan, queues, planned_at)
             else:
                 self._wait(me, listen=plan.free > 0)
         except DatabaseError as error:
@@ -78,12 +79,16 @@ class Leadership:
 
     def _write(self, me: Runner, plan: Plan, queues: list[str], planned_at: int) -> None:
         with self._writer.turn():
+            if self._writer.trouble.pause():  # the keeper has met it meanwhile
+                self._crew.put_back(plan.results)
+                return
             if self._crew.is_stopping:
                 queues = []
             claims = partial(self._writer.claim, queues, plan, planned_at) if queues else None
             began_at = clock.monotonic()  # not after any of the leases begins to count
             written = self._writer.write(plan.results, plan.renewals, claims)
-            plan.results.clear()
+            self._crew.note_written(len(plan.results))
+            plan.results.clear()  # no error from here on puts them back
             self._crew.add(self._runs(written, plan, began_at))
             lost = self._crew.note_renewals(written.renewals, began_at)
         self._times.note_write()

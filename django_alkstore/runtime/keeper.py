@@ -7,7 +7,8 @@ results that no thread can write in time, sweeps, prunes, and looks for dead wor
 import selectors
 import threading
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from typing import TypeVar
 
 from django.db import DatabaseError
 
@@ -19,6 +20,8 @@ from django_alkstore.runtime.crew import LOOK_FOR_LOSS, Crew, Result, Run
 from django_alkstore.runtime.writing import BETWEEN_SLICES, Writer
 from django_alkstore.services.maintenance import Upkeep
 from django_alkstore.services.recovery import Recovery
+
+T = TypeVar("T")
 
 LONGEST_SLEEP = 60.0
 LONGEST_PAUSE = 1.0
@@ -35,7 +38,7 @@ class Keeper:
         self._writer = writer
         self._liveness = liveness
         self._bell = bell
-        self._upkeep = Upkeep(writer.alias, queues, liveness.holder)
+        self._upkeep = Upkeep(writer.alias, queues, liveness.holder, liveness.file)
         self._recovery = Recovery(writer.alias, liveness)
         self._look_for_loss_at = 0.0
         self._missing: set[Run] = set()
@@ -60,33 +63,32 @@ class Keeper:
             reason = "stopping" if self._crew.is_stopping else "no thread became free"
             signals.emit(signals.worker_gave_back, job_ids=[result.run.job.id for result in withdrawn], reason=reason)
         results = [*self._crew.take_old_results(now), *late, *withdrawn]
-        if self._writer.trouble.pause():
-            self._crew.put_back(results)
-            return
         try:
-            self._write(results)
-            self._look_for_loss(now)
             with self._writer.turn():
-                self._writer.limit_wait()
+                if self._writer.trouble.pause():
+                    self._crew.put_back(results)
+                    return
+                self._write(results)
+                self._look_for_loss(now)
                 self._recovery.step()
         except DatabaseError as error:
             self._writer.note_trouble(error)
 
     def _write(self, results: list[Result]) -> None:
         """Write results and renewals; then the upkeep, which must not meet a lease that this worker has to renew."""
-        with self._writer.turn():
-            planned_at = clock.now_us()  # before the renewals are chosen: whatever has lapsed by now is among them
-            began_at = clock.monotonic()
-            renewals = self._crew.to_renew(began_at)
-            if results or renewals:
-                try:
-                    written = self._writer.write(results, renewals)
-                except BaseException:
-                    self._crew.put_back(results)
-                    raise
-                announce(self._crew, written, self._crew.note_renewals(written.renewals, began_at))
-            self._writer.limit_wait()
-            self._upkeep.step(planned_at)
+        planned_at = clock.now_us()  # before the renewals are chosen: whatever has lapsed by now is among them
+        began_at = clock.monotonic()
+        renewals = self._crew.to_renew(began_at)
+        if results or renewals:
+            try:
+                written = self._writer.write(results, renewals)
+            except BaseException:
+                self._crew.put_back(results)
+                raise
+            self._crew.note_written(len(results))
+            announce(self._crew, written, self._crew.note_renewals(written.renewals, began_at))
+        self._writer.limit_wait()
+        self._upkeep.step(planned_at)
 
     def _look_for_loss(self, now: float) -> None:
         """Tell handlers whose job was cancelled, deleted or taken: at most two seconds later."""
@@ -96,8 +98,7 @@ class Keeper:
         self._look_for_loss_at = now + LOOK_FOR_LOSS
         if not running:
             return
-        with self._writer.turn():
-            held = self._writer.read(lambda db: db.held([(run.job.id, run.job.fence) for run in running]))
+        held = self._writer.read(lambda db: db.held([(run.job.id, run.job.fence) for run in running]))
         missing = {run for run in running if run.job.id not in held}
         for run in missing & self._missing:
             if self._crew.lose(run):
@@ -122,7 +123,7 @@ class Keeper:
                 cutter.start()
 
     def sleep(self, latest: float) -> None:
-        """Sleep until something is due, at the latest until `latest`, or until the bell is rung or a worker may have died."""
+        """Sleep until something is due, at most until `latest`, or until the bell is rung or a worker may have died."""
         now = clock.monotonic()
         latest = min(latest, now + min(LONGEST_SLEEP, self._recovery.due_in(), self._upkeep.due_in()))
         if self._missing:
@@ -138,23 +139,30 @@ class Keeper:
                 self._recovery.note_event()
 
     def write_at_the_end(self, results: list[Result], deadline: float) -> None:
-        """Write results at a hard end, however long another process has the writer lock, until `deadline`."""
-        while results:
+        """Write results at the end of the worker."""
+        if results:
+            written = self._insist("writing the last results", lambda: self._writer.write(results, []), deadline)
+            if written is not None:
+                self._crew.note_written(len(results))
+                announce(self._crew, written, [])
+
+    def end(self, deadline: float) -> None:
+        """Take back the sign of life."""
+        self._insist("taking back the sign of life", self._upkeep.end, deadline)
+
+    def _insist(self, doing: str, write: Callable[[], T], deadline: float) -> T | None:
+        """Write, however long another process has the writer lock, until `deadline`. None if it cannot be written."""
+        while True:
             try:
                 with self._writer.turn():
-                    announce(self._crew, self._writer.write(results, []), [])
-                return
+                    self._writer.limit_wait()
+                    return write()
             except DatabaseError as error:
-                if clock.monotonic() >= deadline or not self._writer.is_contention(error):
-                    # The leases lapse by themselves. No thread is left here that could try again.
-                    signals.emit(signals.database_trouble, doing="writing the last results", error=error, pause=0.0)
-                    return
+                if clock.waiting_from() >= deadline or not self._writer.is_contention(error):
+                    # Leases and signs lapse by themselves. No thread is left here that could try again.
+                    signals.emit(signals.database_trouble, doing=doing, error=error, pause=0.0)
+                    return None
             _sleep(BETWEEN_SLICES)
-
-    def end(self) -> None:
-        """Take back the sign of life."""
-        with self._writer.turn():
-            self._upkeep.end()
 
     def close(self) -> None:
         self._selector.close()

@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import closing, contextmanager, suppress
 from queue import Empty, SimpleQueue
 from types import FrameType
+from typing import NoReturn
 
 from django.core.exceptions import ImproperlyConfigured
 from django.db import DatabaseError, connections
@@ -19,12 +20,12 @@ from django_alkstore.models import Job
 from django_alkstore.registry import Registration
 from django_alkstore.runtime.scheduler import schedule_until
 from django_alkstore.runtime.worker import Worker
-from django_alkstore.services.leader import StopEvent
+from django_alkstore.services.waiting import StopEvent
 
 EXIT_SCHEDULER_BROKE = 1
 EXIT_CUT_OFF = 1
-LAST_PATIENCE = 0.5
-"""Seconds that a scheduler which is told to stop takes when nothing is in its way."""
+SAME_STOP = 1.0
+"""Seconds after a stop signal in which further ones are ignored: a terminal and a process manager may each send one."""
 
 
 class NotRegistered(ImproperlyConfigured):
@@ -112,9 +113,9 @@ def run_worker(alias: str, registrations: Sequence[Registration], concurrency: i
 
 
 def run_scheduler(alias: str, *, standby: bool) -> int:
-    """Run the scheduler until a signal stops it; the exit code. A second signal ends the process at once."""
-    # The scheduler has a thread of its own, since its stop event must not be set by a signal handler that may
-    # have interrupted that very event's own methods. A SimpleQueue may be put to at any moment.
+    """Run the scheduler until a signal stops it; the exit code. A later second signal ends the process at once."""
+    # The scheduler has a thread of its own. A signal handler must not set its stop event: the handler may have
+    # interrupted one of that event's own methods. It may put into a SimpleQueue at any moment.
     with closing(_News()) as news:
         scheduler = _SchedulerThread(alias, standby=standby, at_end=lambda: news.put(_ENDED))
         with news.rung_by_signals(), stopped_by_signals(news.put):
@@ -139,7 +140,7 @@ def run_everything(alias: str, concurrency: int, grace: float) -> int:
         worker.stop(name)
         news.put(name)
 
-    scheduler = _SchedulerThread(alias, standby=True, at_end=at_end)
+    scheduler = _SchedulerThread(alias, at_end=at_end, beside_worker=True)
     worker.at_stop = scheduler.stop
     with closing(news), stopped_by_signals(receive):
         scheduler.start()
@@ -156,19 +157,19 @@ _ENDED = "ended"
 
 
 class _News:
-    """What signals and threads tell the main thread."""
+    """What signals and threads tell the main thread, each with its moment."""
 
     def __init__(self) -> None:
-        self._told: SimpleQueue[str] = SimpleQueue()
+        self._told: SimpleQueue[tuple[str, float]] = SimpleQueue()
         self._bell = Bell()
         self.rung_by_signals = self._bell.rung_by_signals
         self.close = self._bell.close
 
     def put(self, news: str) -> None:
-        self._told.put(news)
+        self._told.put((news, clock.waiting_from()))
         self._bell.ring()
 
-    def get(self) -> str:
+    def get(self) -> tuple[str, float]:
         while True:
             with suppress(Empty):
                 return self._told.get_nowait()
@@ -176,34 +177,36 @@ class _News:
 
 
 def _see_end(scheduler: "_SchedulerThread", news: _News) -> int:
-    """Wait until the scheduler has ended, telling it to at the first signal; its exit code."""
-    told = False
-    while news.get() != _ENDED:
-        if told:
-            return _cut_off(scheduler)
-        told = True
-        scheduler.stop()
+    """Wait until the scheduler has ended; its exit code. The first signal stops it, a later one ends the process."""
+    stopped_at: float | None = None
+    while (told := news.get())[0] != _ENDED:
+        _, moment = told
+        if stopped_at is None:
+            stopped_at = moment
+            scheduler.stop()
+        elif moment - stopped_at >= SAME_STOP:
+            _cut_off()
     scheduler.join()
     return scheduler.code
 
 
-def _cut_off(scheduler: "_SchedulerThread") -> int:
-    """End the process at a second signal: the thread may wait for the writer lock as long as the busy timeout is."""
-    scheduler.stop(LAST_PATIENCE)
+def _cut_off() -> NoReturn:
+    """End the process at a second signal: something holds up the scheduler's thread, which Python cannot end."""
     signals.emit(signals.scheduler_cut_off)
-    if scheduler.is_alive():
-        signals.flush()
-        os._exit(EXIT_CUT_OFF)
-    return EXIT_CUT_OFF
+    signals.flush()
+    os._exit(EXIT_CUT_OFF)
 
 
 class _SchedulerThread(threading.Thread):
-    """The scheduler, beside whatever waits for it to end."""
+    """The scheduler, in a thread beside the main one."""
 
-    def __init__(self, alias: str, *, standby: bool, at_end: Callable[[], None]) -> None:
+    def __init__(
+        self, alias: str, *, at_end: Callable[[], None], standby: bool = True, beside_worker: bool = False
+    ) -> None:
         super().__init__(name="alkstore-scheduler", daemon=True)
         self._alias = alias
         self._standby = standby
+        self._beside_worker = beside_worker
         self._at_end = at_end
         self._stop_event = StopEvent()
         self.code = EXIT_SCHEDULER_BROKE
@@ -211,8 +214,10 @@ class _SchedulerThread(threading.Thread):
 
     def run(self) -> None:
         try:
-            self.code = schedule_until(self._stop_event, self._alias, standby=self._standby)
-        except Exception:  # noqa: BLE001  logged whole, and the process ends for it
+            self.code = schedule_until(
+                self._stop_event, self._alias, standby=self._standby, beside_worker=self._beside_worker
+            )
+        except Exception:  # noqa: BLE001  logged with its traceback; the process ends with status 1
             signals.logger.exception("the scheduler broke, and the process ends for it")
         finally:
             connections.close_all()
@@ -220,7 +225,7 @@ class _SchedulerThread(threading.Thread):
 
     @property
     def stopping(self) -> bool:
-        """Has it been told to stop?"""
+        """True once it has been told to stop."""
         return self._stop_event.is_set()
 
     def stop(self, patience: float = 0.0) -> None:

@@ -64,7 +64,7 @@ class _LockErrors:
 
     def forget(self, job: JobHandle) -> None:
         """The attempt ended in another way."""
-        if self._counts:
+        if self._counts:  # no lock for this question, which is asked after every job
             with self._lock:
                 self._counts.pop((job.using, job.id), None)
 

@@ -117,7 +117,7 @@ class Worker:
                     self._end_process(EXIT_BROKE)
                 raise
             if code == EXIT_OK:
-                self._keeper.end()
+                self._keeper.end(clock.waiting_from() + LAST_WRITES)
             if code in (EXIT_OK, EXIT_REPLACED):
                 self._announce_end()
                 if not self._let_threads_end():
@@ -140,27 +140,23 @@ class Worker:
     def _work(self) -> int:
         while True:
             self._keeper.look_after()
-            code = self._verdict()
+            try:
+                code = self._verdict()
+            except DatabaseReplaced as error:
+                # Running handlers write to a file that nobody looks at any more, and so would this worker.
+                signals.emit(signals.database_replaced, error=error)
+                self.at_stop(THREADS_END)
+                return EXIT_REPLACED
             if code is not None:
                 return code
             self._keeper.sleep(self._grace_ends)
 
     def _verdict(self) -> int | None:
         """The exit code, as soon as there is one."""
-        fault = self._crew.fault
-        if isinstance(fault, DatabaseReplaced):
-            # Running handlers write to a file that nobody looks at any more, and so would this worker.
-            signals.emit(signals.database_replaced, error=fault)
-            self.at_stop(THREADS_END)
-            return EXIT_REPLACED
-        if fault is not None:
-            raise fault
-        if self._crew.is_exhausted:
-            signals.emit(signals.worker_exhausted, job_ids=sorted(run.job.id for run in self._crew.overdue()))
-            self.at_stop(THREADS_END)
-            return self._end_at_once(EXIT_EXHAUSTED, "exiting")
+        if self._crew.fault is not None:
+            raise self._crew.fault
         if not self._stops:
-            return None
+            return self._give_up() if self._crew.is_exhausted else None
         self._begin_to_stop()
         if self._crew.is_done:
             return EXIT_OK
@@ -169,6 +165,11 @@ class Worker:
         if clock.monotonic() >= self._grace_ends:
             return self._end_at_once(EXIT_CUT_SHORT, "the grace is over")
         return None
+
+    def _give_up(self) -> int:
+        signals.emit(signals.worker_exhausted, job_ids=sorted(run.job.id for run in self._crew.overdue()))
+        self.at_stop(THREADS_END)
+        return self._end_at_once(EXIT_EXHAUSTED, "exiting")
 
     def _begin_to_stop(self) -> None:
         if self._crew.is_stopping:
@@ -188,16 +189,17 @@ class Worker:
 
     def _give_back(self, reason: str) -> None:
         """Write the results of finished handlers; announce the end; give back everything else."""
-        deadline = clock.monotonic() + LAST_WRITES
-        self._keeper.write_at_the_end(self._crew.take_results(), deadline)
+        deadline = clock.waiting_from() + LAST_WRITES
         running = self._crew.running()
+        self._keeper.cut_off(running)  # first: one of them may have the writer lock
+        self._keeper.write_at_the_end(self._crew.take_results(), deadline)
         with self._writer.turn():  # no claim is being made
             held = self._crew.withdraw_all(clock.monotonic())
         if held:
             signals.emit(signals.worker_gave_back, job_ids=[result.run.job.id for result in held], reason=reason)
-        self._keeper.end()
+        self._keeper.end(deadline)
         self._announce_end()
-        self._keeper.cut_off(running)
+        self._keeper.cut_off(running)  # those that have opened a transaction since
         self._keeper.write_at_the_end([*self._crew.take_results(), *held], deadline)
 
     def _announce_end(self) -> None:

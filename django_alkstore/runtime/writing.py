@@ -28,7 +28,7 @@ from django_alkstore.services.patience import Patience
 T = TypeVar("T")
 
 SLICE = 0.1
-"""Seconds that one transaction waits for the writer lock. The worker looks after its other duties between two slices."""
+"""Seconds that one transaction waits for the writer lock. Between two slices the worker has time for other duties."""
 BETWEEN_SLICES = 0.025
 """Seconds between two slices."""
 _SUSPICIOUS = (failures.WORKER_DIED.encode(), failures.LEASE_EXPIRED.encode())
@@ -99,9 +99,13 @@ class Writer:
 
     @contextmanager
     def turn(self) -> Iterator[None]:
-        """Use the connection, alone. Events are sent after the end, so no foreign code runs inside. A fork waits for it."""
+        """Use the connection, alone. No foreign code runs inside: events are sent after the end.
+
+        A fork waits for the end, too.
+        """
         with signals.held_back(), self._turn:
             yield
+            self.connection.queries_log.clear()
 
     def write(
         self,
@@ -226,6 +230,6 @@ def _held_at(run: Run, now: int) -> int:
     """The moment at which the lease of a run must not have run out.
 
     There is none while the worker lives. The lease may have run out while another held the writer lock, when nobody
-    could renew it, nor take it: then the fence alone decides. A handler that was told that its lease is lost stays told.
+    could renew it, nor take it: then the fence alone decides. A lease that is known to be lost stays lost.
     """
     return now if run.lost else UNTAKEN

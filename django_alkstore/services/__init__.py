@@ -17,18 +17,18 @@ from django_alkstore.services.queues import (
     next_claim_at,
     queue_stats,
     requeue,
+    reschedule,
     run_now,
 )
 from django_alkstore.services.schedules import (
-    Fire,
     fire_schedule,
     pause_schedule,
     resume_schedule,
     schedule,
     soonest,
-    tick,
     unschedule,
 )
+from django_alkstore.services.ticks import Fire, tick
 
 __all__ = [
     "Fire",
@@ -54,6 +54,7 @@ __all__ = [
     "prune",
     "queue_stats",
     "requeue",
+    "reschedule",
     "resume_schedule",
     "run_now",
     "run_schedules",

@@ -12,7 +12,7 @@ from django_alkstore import clock, failures, signals
 from django_alkstore.clock import from_us
 from django_alkstore.conf import positive_int
 from django_alkstore.dialects import Operations
-from django_alkstore.dialects.base import ClaimedJob
+from django_alkstore.dialects.base import ClaimedJob, SweptJob
 from django_alkstore.dialects.transactions import (
     after_commit,
     refuse_open,
@@ -87,7 +87,7 @@ def claim_due(alias: str, queue: str, worker_id: str, limit: int) -> list[JobHan
         if claimed:
             return claimed
         # What was claimed and could not be kept is due again, like the rest.
-        if not rows and not _sweep_once(alias, queue):
+        if not rows and not sweep_once(alias, queue):
             return []
 
 
@@ -163,18 +163,19 @@ def sweep(queue: str | None = None, *, using: str | None = None) -> int:
     return sum(sweep_whole_queue(alias, name) for name in queues)
 
 
-def sweep_whole_queue(alias: str, queue: str, as_of: int | None = None) -> int:
-    """Put right all of one queue's lapsed and expired jobs, of whatever kind the queue is: how many.
-
-    `as_of`: those that had by then (microseconds; default: by now).
-    """
+def sweep_whole_queue(alias: str, queue: str) -> int:
+    """Sweep all lapsed and expired jobs of a queue or an outbox: how many."""
     changed: set[int] = set()
-    while ids := _sweep_once(alias, queue, as_of):
+    while ids := sweep_once(alias, queue):
         changed.update(ids)  # a job that lapsed and had expired too is touched twice and counted once
     return len(changed)
 
 
-def _sweep_once(alias: str, queue: str, as_of: int | None = None) -> list[int]:
+def sweep_once(alias: str, queue: str, as_of: int | None = None) -> list[int]:
+    """Sweep one batch of a queue: the ids of the jobs that were changed.
+
+    `as_of`: the moment (microseconds; default: now) at which a job must have lapsed or expired.
+    """
     swept = write_operations(alias, partial(sweep_batch, queue, as_of))
     after_commit(alias, swept.announce)
     return swept.ids
@@ -185,23 +186,19 @@ def sweep_batch(queue: str, as_of: int | None, db: Operations) -> Swept:
     now = clock.now_us() if as_of is None else as_of
     at = from_us(now)
     swept = Swept(queue)
-    reopened: list[tuple[str, str, int]] = []
-    closed: list[tuple[str, str, int]] = []
+    reopened: list[SweptJob] = []
+    spent: list[SweptJob] = []
+    expiring: list[SweptJob] = []
     for lapsed in db.lapsed(queue, now, SWEEP_BATCH):
         entry = failures.failure(lapsed.attempts, at, failures.describe_reason(failures.LEASE_EXPIRED))
-        change = (failures.append(lapsed.errors, entry), failures.LEASE_EXPIRED, lapsed.id)
-        if lapsed.attempts < lapsed.max_attempts:
-            reopened.append(change)
-            swept.reopened.append(lapsed.id)
-        else:
-            closed.append(change)
-            swept.spent.append(lapsed.id)
+        errors = failures.append(lapsed.errors, entry)
+        job = SweptJob(errors, failures.LEASE_EXPIRED, lapsed.id, lapsed.fence)
+        (reopened if lapsed.attempts < lapsed.max_attempts else spent).append(job)
     for expired in db.expired(queue, now, SWEEP_BATCH):
         entry = failures.failure(expired.attempts, at, failures.describe_reason(failures.EXPIRED))
-        closed.append((failures.append(expired.errors, entry), failures.EXPIRED, expired.id))
-        swept.expired.append(expired.id)
-    if reopened:
-        db.reopen(reopened)
-    if closed:
-        db.close(now, closed)
+        errors = failures.append(expired.errors, entry)
+        expiring.append(SweptJob(errors, failures.EXPIRED, expired.id, expired.fence))
+    swept.reopened = db.reopen(now, reopened)
+    swept.spent = db.close(now, spent)
+    swept.expired = db.close(now, expiring)
     return swept

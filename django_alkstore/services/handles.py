@@ -10,7 +10,7 @@ from typing import Any
 from asgiref.sync import async_to_sync
 from django.db import connections, transaction
 
-from django_alkstore import clock
+from django_alkstore import backoff, clock
 from django_alkstore.clock import LAST_US, SECOND, from_us, readable
 from django_alkstore.dialects import Operations
 from django_alkstore.dialects.base import UNTAKEN, Claim, ClaimedJob
@@ -22,6 +22,7 @@ from django_alkstore.dialects.transactions import (
 )
 from django_alkstore.durations import Duration, moment_after, seconds
 from django_alkstore.exceptions import LeaseLost
+from django_alkstore.names import idempotency_key
 from django_alkstore.payloads import decode_payload
 from django_alkstore.services import outcomes
 from django_alkstore.services.outcomes import Outcome
@@ -83,6 +84,7 @@ class JobHandle:
         "attempt",
         "fence",
         "id",
+        "jitter",
         "lease_expires_us",
         "max_attempts",
         "payload",
@@ -107,6 +109,8 @@ class JobHandle:
         self.max_attempts: int = row.max_attempts
         self.lease_expires_us = row.lease_expires_at
         self.fence: int = row.fence
+        self.jitter = backoff.rng.random()
+        """From 0 to 1: how much of `BACKOFF_JITTER` is added to the wait if this attempt fails."""
         self.settled = False
         """Did one of this handle's own calls end the claim, and was that committed?"""
         self._lease_lost: threading.Event | None = None
@@ -118,6 +122,14 @@ class JobHandle:
     def claim(self, held_at: int) -> Claim:
         """The claim, whose lease must not have run out at `held_at` (microseconds)."""
         return (self.id, self.fence, held_at)
+
+    @property
+    def idempotency_key(self) -> str:
+        """The same on every delivery of this job, and different for any other job of the database.
+
+        Send it to other systems, so that they can tell a repeat.
+        """
+        return idempotency_key(self.id, self.enqueued_at)
 
     @property
     def lease_expires_at(self) -> datetime:

@@ -238,22 +238,32 @@ class _Examination:
         now = clock.now_us()
         moments = read(self.alias, lambda db: db.next_claims(self.queues or db.live_queues()))
         ages = {queue: (now - since) / SECOND for queue, since in moments.items() if since is not None}
-        waiting = {queue: waited for queue, waited in ages.items() if waited > self.limits.grace}
-        served = presence.served(self.alias) if waiting or self.queues else set()
-        for queue, waited in waiting.items():
-            title = describe_queue(queue)
-            if queue not in served:
-                text = f"{title}: work has been due for {age(waited)}, and no live worker is there for it"
-                self.health.error("no_worker", text, queue)
+        present = presence.look(self.alias)
+        if present.crash_detection_off is not None:
+            text = "crash detection is off, so the jobs of a killed worker wait for their leases"
+            self.health.warning("crash_detection", f"{text}: {present.crash_detection_off}")
+        for queue, waited in ages.items():
+            self._look_for_workers(queue, waited, present)
             if waited > self.limits.max_age:
-                text = f"{title}: the oldest due job has waited {age(waited)}, more than {age(self.limits.max_age)}"
-                self.health.error("overdue", text, queue)
-            self._look_at_leases(queue, now)
-        # One that was named, with nothing in it and nobody there, may be misspelt, and would look healthy.
+                text = f"the oldest due job has waited {age(waited)}, more than {age(self.limits.max_age)}"
+                self.health.error("overdue", f"{describe_queue(queue)}: {text}", queue)
+            if waited > self.limits.grace:
+                self._look_at_leases(queue, now)
+        # A queue that was named, is empty and has no worker may be misspelt, and would look healthy.
         for queue in dict.fromkeys(self.queues):
-            if moments[queue] is None and queue not in served:
+            if moments[queue] is None and queue not in present.served:
                 text = f"{describe_queue(queue)}: no job waits in it, and no live worker is there for it"
                 self.health.warning("no_worker", text, queue)
+
+    def _look_for_workers(self, queue: str, waited: float, present: presence.Presence) -> None:
+        """Look who works on a queue with live jobs. `waited`: seconds since its first one became due, or negative."""
+        if queue in present.deserted:
+            text = "it holds work, and all its workers have died"
+        elif waited > self.limits.grace and queue not in present.served:
+            text = f"work has been due for {age(waited)}, and no live worker is there for it"
+        else:
+            return
+        self.health.error("no_worker", f"{describe_queue(queue)}: {text}", queue)
 
     def _look_at_leases(self, queue: str, now: int) -> None:
         # A worker with no free thread puts them right with its upkeep only.

@@ -1,19 +1,17 @@
 """The scheduler's leader loop.
 
-One lock row is the leadership. Each round is one transaction whose first statement renews the lease *by its
-token and owner* and whose rest is the tick: a leader that has been replaced changes no row, rolls back, and
-has fired nothing. A lease that merely ran out while nobody else took it (a long stall, a held writer lock) is
-renewed like any other: had there been another leader in between, the token would be another.
+One lock row is the leadership. Every step of the leader is one transaction. Its first statement renews the lease by its
+token and owner, and the rest of it is a step of the tick. A leader that has been replaced changes no row there, so the
+step rolls back and nothing fires. A lease that ran out while nobody took it (a long stall, a held writer lock) is
+renewed like any other: another leader in between would have changed the token.
 
-The renewals in the sleep keep the lease alive and decide nothing. Sleeps are measured on the monotonic clock;
-what is due is asked of the wall clock at least at each renewal, so a clock that steps forward is noticed, and
-one that steps back fires nothing twice because the stored boundary does not move back with it.
+A step is made when a boundary is due, and each 2 s for the renewal. Sleeps are measured on the monotonic clock. What is
+due is decided by the wall clock in each step, so a clock that steps forward is noticed within 2 s. A clock that steps
+back fires nothing twice, because the stored boundary does not move back with it.
 """
 
 import os
 import threading
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
 
 from django.db import DatabaseError, connections
 from django.db.models import QuerySet
@@ -21,102 +19,80 @@ from django.db.models import QuerySet
 from django_alkstore import clock, names, signals
 from django_alkstore.clock import SECOND, from_us
 from django_alkstore.dialects import Operations
-from django_alkstore.dialects.forks import guard
-from django_alkstore.dialects.transactions import refuse_open, resolve_alias, write_transaction
-from django_alkstore.dialects.vitals import others_version
-from django_alkstore.dialects.watch import Watch
+from django_alkstore.dialects.base import DatabaseReplaced
+from django_alkstore.dialects.transactions import limited_wait, read, refuse_open, resolve_alias, write_transaction
 from django_alkstore.exceptions import LeadershipLost
 from django_alkstore.models import Lock
-from django_alkstore.services.locks import LockHandle, unique_owner
+from django_alkstore.services.locks import LockHandle
 from django_alkstore.services.maintenance import Upkeep
 from django_alkstore.services.patience import Patience
-from django_alkstore.services.schedules import Ticked, soonest, tick_step
+from django_alkstore.services.ticks import PAUSE, Step, tick_step
+from django_alkstore.services.waiting import SLICE, StopRequested, Waiter
 
 LEADERSHIP_TTL = 10.0
 RENEW_EVERY = 2.0
-LONGEST_SLEEP = 60.0
-STOP_NOTICED_WITHIN = 0.35
-"""Seconds between looks at a stop event that rings nothing."""
 SETTLE = 0.1
 """Seconds between two looks at the schedules while others keep committing."""
 
-
-class StopEvent(threading.Event):
-    """A stop event that wakes whoever waits in a `Watch`, who need not look at it every now and then."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self._bells: list[Callable[[], None]] = []
-
-    def set(self) -> None:
-        super().set()
-        for ring in tuple(self._bells):
-            ring()
-
-    @contextmanager
-    def ringing(self, watch: Watch) -> Iterator[None]:
-        """Inside, setting it rings the watch's bell."""
-        self._bells.append(watch.ring)
-        try:
-            yield
-        finally:
-            self._bells.remove(watch.ring)
-
-
-@contextmanager
-def noticed(stop: threading.Event, watch: Watch) -> Iterator[float]:
-    """How long a wait in `watch` may be, in seconds, and end soon after `stop` is set."""
-    if not isinstance(stop, StopEvent):
-        yield STOP_NOTICED_WITHIN
-        return
-    with stop.ringing(watch):
-        yield LONGEST_SLEEP
+_AT_ONCE = 0
+"""A moment (microseconds) that has passed."""
 
 
 def run_schedules(stop: threading.Event, *, using: str | None = None) -> None:
     """Lead the schedules of one database until `stop` is set: fire each due boundary into its queue.
 
-    Returns `None` after a clean stop, with the leadership freed. Raises `LeadershipLost` where another leads,
-    or has taken over: nothing was fired since. A database error is logged and tried again.
+    Returns `None` within half a second of the stop, and frees the leadership if the writer lock is free in that time.
+    Raises `LeadershipLost` if another scheduler leads or has taken over: nothing was fired since. A database error is
+    logged and tried again.
     """
     alias = resolve_alias(using)
     refuse_open(alias, "run_schedules")
-    leadership = LockHandle(names.LEADERSHIP_LOCK, LEADERSHIP_TTL, unique_owner(), alias)
-    # First, so that it sees a file which is replaced at any moment after the leadership is taken.
-    with Watch(alias) as watch, noticed(stop, watch) as longest_wait:
-        if not leadership.acquire():
-            raise LeadershipLost(f"another scheduler leads the schedules of the database {alias!r}")
-        _lead(_Leader(alias, leadership, watch, stop, longest_wait))
+    with Waiter(alias, stop) as waiter:
+        say_if_leases_decide(waiter.liveness.reason)
+        lead(waiter)
 
 
-def _lead(leader: "_Leader") -> None:
-    database = str(connections[leader.alias].settings_dict["NAME"])
-    signals.emit(signals.leader_elected, database=database, pid=os.getpid(), owner=leader.leadership.owner)
+def say_if_leases_decide(reason: str | None) -> None:
+    """Send the event that the deaths of other processes cannot be seen, if there is a reason for that."""
+    if reason is not None:
+        signals.emit(signals.crash_detection_off, reason=reason)
+
+
+def lead(waiter: Waiter) -> None:
+    """One term: take the leadership, fire until the stop event is set, and free the leadership."""
+    liveness = waiter.liveness
+    leadership = LockHandle(names.LEADERSHIP_LOCK, LEADERSHIP_TTL, liveness.holder, waiter.alias, liveness)
     try:
-        leader.lead()
+        taken = waiter.in_slices(leadership.acquire)
+    except StopRequested:
+        return
+    if not taken:
+        raise LeadershipLost(f"another scheduler leads the schedules of the database {waiter.alias!r}")
+    database = str(connections[waiter.alias].settings_dict["NAME"])
+    signals.emit(signals.leader_elected, database=database, pid=os.getpid(), owner=leadership.owner)
+    try:
+        _Leader(waiter, leadership).lead()
     except LeadershipLost as lost:
         signals.emit(signals.leader_stood_down, reason=str(lost))
         raise
     else:
         signals.emit(signals.leader_stood_down, reason="stopped")
     finally:
-        _resign(leader)
+        _resign(waiter, leadership)
 
 
-def _resign(leader: "_Leader") -> None:
-    """Free the leadership if nobody has taken it since. Where even that cannot be written, it lapses by itself.
-
-    By its token and owner, as it is renewed: one that ran out while others held the writer lock is no use to anybody.
-    """
+def _resign(waiter: Waiter, leadership: LockHandle) -> None:
+    """Free the leadership if nobody has taken it. If that cannot be written now, the leadership lapses."""
     try:
-        leader.watch.version()  # raises where the file is gone: a new connection would make an empty one
-        write_transaction(leader.alias, lambda _: _term(leader.leadership).delete())
+        waiter.watch.version()  # raises if the file is gone: a new connection would make an empty one
+        with limited_wait(waiter.alias, SLICE):
+            write_transaction(waiter.alias, lambda _: _term(leadership).delete())
     except DatabaseError as error:
         signals.emit(signals.leadership_left, error=error, lapses_in=LEADERSHIP_TTL)
 
 
 def _term(leadership: LockHandle) -> QuerySet[Lock]:
-    """The leadership's row, as long as it is this holder's."""
+    """The leadership's row, as long as it is this holder's. Its lease may have run out."""
     return Lock.objects.using(leadership.using).filter(
         name=leadership.name, token=leadership.token or 0, owner=leadership.owner
     )
@@ -125,97 +101,91 @@ def _term(leadership: LockHandle) -> QuerySet[Lock]:
 class _Leader:
     """The loop of one term."""
 
-    def __init__(
-        self, alias: str, leadership: LockHandle, watch: Watch, stop: threading.Event, longest_wait: float
-    ) -> None:
-        self.alias = alias
+    def __init__(self, waiter: Waiter, leadership: LockHandle) -> None:
+        self.waiter = waiter
+        self.alias = waiter.alias
+        self.stop = waiter.stop
         self.leadership = leadership
-        self.watch = watch
-        self.stop = stop
-        self.longest_wait = longest_wait
-        """Seconds after which it looks at the stop event again."""
-        self.upkeep = Upkeep(alias)
-        self.patience = Patience("ticking", alias)
+        self.upkeep = Upkeep(self.alias)
+        self.patience = Patience("ticking", self.alias)
         self.renewed_at = clock.monotonic()
-        self._reading = guard()
-        self._others: int | None = None
-        """`others_version` just before the schedules were last looked at."""
+        self.due: int | None = _AT_ONCE
+        """The earliest next boundary, when the schedules were last read."""
+        self.unfinished: dict[int, int] = {}
+        """What the last step has left of boundaries that were missed; see `Step`."""
 
     def lead(self) -> None:
         while not self.stop.is_set():
-            seen = self.watch.version()
             try:
-                self._others = self._others_version()
-                self._renew_and_tick()
-                self.upkeep.step()
-                due = self._soonest_us()
-                self.patience.reset()
-                self._sleep(self._without_own(seen), due)
+                self._round()
+            except StopRequested:
+                return
+            except DatabaseReplaced:
+                raise  # the watch is of no use any more
             except DatabaseError as error:
                 self.stop.wait(self.patience.after(error))
 
-    def _renew_and_tick(self) -> None:
-        def round_(db: Operations) -> Ticked:
-            now = clock.now_us()
-            if not self._renew(now):
-                raise LeadershipLost("the leadership was taken by another scheduler")
-            return tick_step(db, now)
+    def _round(self) -> None:
+        """Make a step if one is due. If nothing more is due after it, sleep."""
+        watch = self.waiter.watch
+        watch.version()  # raises if the file was replaced, before anything is written to the old one
+        stepped = self._is_due() or self._renewal_in() <= 0
+        more = stepped and self._step()
+        self.waiter.in_slices(self.upkeep.step)
+        self.waiter.in_slices(self.waiter.recovery.step)
+        if more:
+            return
+        if stepped:
+            watch.forget()
+        # The version first: a later commit ends the sleep, and the schedules are read after every earlier one.
+        seen = watch.version()
+        self.due = self.waiter.read(lambda: read(self.alias, lambda db: db.next_boundary()))
+        self.patience.reset()
+        if self.waiter.wait(seen, self._sleep_for()):
+            self.stop.wait(min(SETTLE, self._due_in()))
 
-        ticked = write_transaction(self.alias, round_)
+    def _step(self) -> bool:
+        """Renew the lease and fire what is due, in one short transaction; True if more is due."""
+        step = self.waiter.in_slices(lambda: write_transaction(self.alias, self._renew_and_fire))
+        committed = clock.waiting_from()
         self.renewed_at = clock.monotonic()
-        ticked.announce()
+        self.unfinished = step.unfinished if step.more else {}
+        step.announce(between=self._renew_while_announcing)
+        if step.more:
+            self.stop.wait(max(0.0, PAUSE - clock.waited_since(committed)))
+        return step.more
+
+    def _renew_and_fire(self, db: Operations) -> Step:
+        now = clock.now_us()
+        if not self._renew(now):
+            raise LeadershipLost("the leadership was taken by another scheduler")
+        return tick_step(db, now, self.unfinished) if self._is_due() else Step(now)
 
     def _renew(self, now: int) -> bool:
         ends = from_us(now + round(LEADERSHIP_TTL * SECOND))
         return _term(self.leadership).update(expires_at=ends) == 1
 
-    def _soonest_us(self) -> int | None:
-        with self._reading:
-            moment = soonest(using=self.alias)
-        return None if moment is None else clock.to_us(moment)
-
-    def _sleep(self, seen: object, due: int | None) -> None:
-        """Until a boundary is due, the schedules change, upkeep is due or the lease is lost; 60 s at the most."""
-        ends = clock.monotonic() + min(LONGEST_SLEEP, self.upkeep.due_in())
-        while not self.stop.is_set() and clock.monotonic() < ends and not _is_due(due):
-            if clock.monotonic() - self.renewed_at >= RENEW_EVERY:
-                if not self._renew_in_sleep():
-                    return
-                seen = self._without_own(seen)
-            renewal_in = self.renewed_at + RENEW_EVERY - clock.monotonic()
-            left = min(ends - clock.monotonic(), _seconds_until(due), renewal_in, self.longest_wait)
-            if self.watch.wait(seen, max(0.0, left)):
-                seen = self.watch.version()
-                self._others = self._others_version()
-                due = self._soonest_us()
-                self.stop.wait(max(0.0, min(SETTLE, _seconds_until(due))))
-
-    def _others_version(self) -> int:
-        with self._reading:
-            return others_version(connections[self.alias])
-
-    def _without_own(self, seen: object) -> object:
-        """The present version, if nobody else has committed since the last look at the schedules; else `seen`."""
-        now = self.watch.version()
-        if self._others_version() != self._others:
-            return seen
-        self.watch.forget()
-        return now
-
-    def _renew_in_sleep(self) -> bool:
-        """Keep the lease. That it failed decides nothing: the next round's first statement does."""
+    def _renew_while_announcing(self) -> None:
+        """Keep the lease if receivers and log handlers take long. A failure decides nothing: the next step does."""
+        if self._renewal_in() > 0:
+            return
+        self.renewed_at = clock.monotonic()
         try:
-            kept = write_transaction(self.alias, lambda _: self._renew(clock.now_us()))
+            with limited_wait(self.alias, SLICE):
+                write_transaction(self.alias, lambda _: self._renew(clock.now_us()))
         except DatabaseError as error:
             signals.emit(signals.database_trouble, doing="renewing the leadership", error=error, pause=0.0)
-            return False
-        self.renewed_at = clock.monotonic()
-        return kept
 
+    def _sleep_for(self) -> float:
+        others = (self.upkeep.due_in(), self.waiter.recovery.due_in())
+        return min(self._due_in(), max(0.0, self._renewal_in()), *others)
 
-def _is_due(due: int | None) -> bool:
-    return due is not None and due <= clock.now_us()
+    def _renewal_in(self) -> float:
+        return self.renewed_at + RENEW_EVERY - clock.monotonic()
 
+    def _is_due(self) -> bool:
+        return self.due is not None and self.due <= clock.now_us()
 
-def _seconds_until(due: int | None) -> float:
-    return LONGEST_SLEEP if due is None else (due - clock.now_us()) / SECOND
+    def _due_in(self) -> float:
+        """Seconds until the next boundary; 0 if it is due."""
+        return float("inf") if self.due is None else max(0.0, (self.due - clock.now_us()) / SECOND)

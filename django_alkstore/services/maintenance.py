@@ -13,7 +13,7 @@ from django_alkstore.durations import Duration, seconds
 from django_alkstore.exceptions import InvalidOption, shown
 from django_alkstore.models import Job, State
 from django_alkstore.services import presence
-from django_alkstore.services.claims import sweep_whole_queue
+from django_alkstore.services.claims import sweep_once
 
 T = TypeVar("T")
 
@@ -112,11 +112,17 @@ class Upkeep:
     A worker leaves its sign of life with it.
     """
 
-    def __init__(self, alias: str, queues: Iterable[str] = (), worker_id: str | None = None) -> None:
-        """`queues`: those to sweep; a worker's own, since the jobs of others are not its to touch."""
+    def __init__(
+        self, alias: str, queues: Iterable[str] = (), worker_id: str | None = None, liveness: str | None = None
+    ) -> None:
+        """`queues`: those to sweep. A worker sweeps its own only: other workers may know handlers that it does not.
+
+        `worker_id` and `liveness`: the worker's `Liveness.holder` and `.file`; without an id no sign is left.
+        """
         self.alias = alias
         self._queues = tuple(queues)
         self._worker_id = worker_id
+        self._liveness = liveness
         self._due_at = self._sign_due_at = clock.monotonic()
         self._removed: Counter[str] = Counter()
 
@@ -125,7 +131,7 @@ class Upkeep:
         return max(0.0, self._due_at - clock.monotonic())
 
     def step(self, as_of: int | None = None) -> None:
-        """Prune one batch, if it is time; at the end sweep, and announce what it has removed.
+        """If it is time: prune one batch, or sweep one batch of each queue. Due again at once while there is more.
 
         `as_of`: the moment (microseconds; default: now) at which a job must have lapsed to be swept.
         """
@@ -138,27 +144,24 @@ class Upkeep:
         if batch:
             return
         # A worker whose threads are all busy claims nothing, and so sweeps nothing on the way.
-        for queue in self._queues:
-            sweep_whole_queue(self.alias, queue, as_of)
+        swept = [sweep_once(self.alias, queue, as_of) for queue in self._queues]
+        if any(swept):
+            return
         self._due_at = clock.monotonic() + UPKEEP_INTERVAL
         if self._removed:
             signals.emit(signals.jobs_pruned, removed=dict(self._removed))
             self._removed.clear()
 
     def end(self) -> None:
-        """Take the sign of life back. Where that cannot be written, it lapses by itself."""
-        if self._worker_id is None:
-            return
-        try:
+        """Take back the sign of life. It lapses by itself if that cannot be written."""
+        if self._worker_id is not None:
             presence.take_back(self.alias, self._worker_id)
-        except DatabaseError as error:
-            signals.emit(signals.database_trouble, doing="taking back the sign of life", error=error, pause=0.0)
 
     def _sign(self) -> None:
         """Leave the sign of life, and take away what the dead have left. It is no reason not to work."""
         try:
             if self._worker_id is not None:
-                presence.leave(self.alias, self._worker_id, self._queues)
+                presence.leave(self.alias, self._worker_id, self._queues, self._liveness)
             presence.remove_lapsed(self.alias)
         except DatabaseError as error:
             if is_contention(self.alias, error):

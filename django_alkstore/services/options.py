@@ -1,4 +1,4 @@
-"""What a caller may say about a job, checked and stamped."""
+"""The options of jobs and schedules: checked, and written on new jobs."""
 
 from collections.abc import Mapping
 from datetime import datetime
@@ -15,14 +15,14 @@ MAX_TEXT = 255
 
 
 class FireOptions(TypedDict, total=False):
-    """The options of a schedule. What is left out, or `None`, takes the queue's default."""
+    """The options of a schedule. One that is left out, or `None`, has the default of the queue."""
 
     priority: int | None
     """Higher goes first; any 32-bit integer. Default 0."""
     max_attempts: int | None
-    """Deliveries at most, the first one counted. At least 1."""
+    """The largest number of deliveries, the first included. At least 1."""
     visibility_timeout: Duration | None
-    """Seconds that a claim is leased for. Above 0."""
+    """Seconds for which a claim is leased. Above 0."""
     backoff_base: Duration | None
     """Seconds before the second attempt; doubles with each one. 0 or more."""
     expires_in: Duration | None
@@ -35,11 +35,11 @@ class UnkeyedOptions(FireOptions, total=False):
     delay: Duration | None
     """Seconds from now until it is due. 0 or more."""
     run_at: datetime | None
-    """When it is due: an aware datetime, instead of a delay. The past means now."""
+    """When it is due: an aware datetime, instead of a delay. A moment in the past means now."""
 
 
 class JobOptions(UnkeyedOptions, total=False):
-    """The options of a job. What is left out, or `None`, takes the queue's default."""
+    """The options of a job. One that is left out, or `None`, has the default of the queue."""
 
     unique_key: str | None
     """At most one live job of the queue has this key."""
@@ -50,7 +50,7 @@ _KNOWN_TO_SCHEDULES = FireOptions.__required_keys__ | FireOptions.__optional_key
 
 
 def stamp(queue: str, payload: str, options: Mapping[str, Any], defaults: JobDefaults, now: int) -> NewJob:
-    """A job as it will be stored: the options over the defaults. `InvalidOption` names what is out of range."""
+    """A job as it will be stored, from its options and the defaults. `InvalidOption` names an option out of range."""
     if not options:
         expires_in = defaults.expires_in
         return NewJob(
@@ -70,7 +70,7 @@ def stamp(queue: str, payload: str, options: Mapping[str, Any], defaults: JobDef
     _refuse_unknown(options, _KNOWN)
     run_at = _run_at(options.get("delay"), options.get("run_at"), now)
     checked = check_fire_options(options)
-    expires_in = _or(checked["expires_in"], defaults.expires_in)
+    expires_in = expires_after(options, defaults)
     key = options.get("unique_key")
     return NewJob(
         queue=queue,
@@ -99,6 +99,12 @@ def check_fire_options(options: Mapping[str, Any]) -> dict[str, Any]:
         "backoff_base": None if base is None else seconds("backoff_base", base, zero=True),
         "expires_in": None if expires_in is None else seconds("expires_in", expires_in, zero=False),
     }
+
+
+def expires_after(options: Mapping[str, Any], defaults: JobDefaults) -> float | None:
+    """Seconds from `run_at` until the job expires; `None` if it never does."""
+    given = options.get("expires_in")
+    return defaults.expires_in if given is None else seconds("expires_in", given, zero=False)
 
 
 def refuse_unknown_schedule_options(options: Mapping[str, Any]) -> None:

@@ -1,7 +1,7 @@
 """Outboxes: jobs that exist exactly when the business rows do, delivered at least once.
 
-An outbox is a queue under a reserved name, which the public queue functions refuse: nothing gets in, or claims
-from it, but the outbox.
+An outbox is a queue under a reserved name. The public queue functions refuse that name, so that jobs are added to an
+outbox, and claimed from it, by the outbox alone.
 """
 
 from collections.abc import Callable
@@ -25,11 +25,11 @@ class Delivery(Protocol):
     """An object that delivers."""
 
     def deliver(self, job: JobHandle) -> object:
-        """Deliver; return to ack, raise to have it retried."""
+        """Deliver the job. Returning acks it; raising an exception fails the attempt."""
 
 
 class Outbox:
-    """One outbox. `outbox()` makes them."""
+    """One outbox. `outbox()` makes it."""
 
     def __init__(self, name: str, using: str | None = None) -> None:
         self.queue = outbox_queue(name)
@@ -40,25 +40,25 @@ class Outbox:
         return f"<Outbox {self.name}>"
 
     def enqueue(self, payload: Any, **options: Unpack[JobOptions]) -> Job:
-        """Add a job: in the caller's transaction where one is open, else committed at once. Raises as `enqueue`."""
+        """Add a job: in the caller's transaction if one is open, else committed at once. Raises as `enqueue`."""
         return add(resolve_alias(self._using), self.queue, payload, options, conf.settings())
 
     def enqueue_tx(self, payload: Any, **options: Unpack[JobOptions]) -> Job:
         """Add a job in the caller's transaction: it exists exactly when the caller's rows do.
 
-        Raises `TransactionRequired` where no transaction is open on the database, and else as `enqueue`.
+        Raises `TransactionRequired` if no transaction is open on the database, and otherwise as `enqueue`.
         """
         alias = resolve_alias(self._using)
         require_open(alias, "outbox_enqueue_tx")
         return add(alias, self.queue, payload, options, conf.settings())
 
     def run_once(self, worker_id: str, delivery: Delivery | Callable[[JobHandle], object]) -> bool:
-        """Claim one job and deliver it; `False` where none was due.
+        """Claim one job and deliver it; `False` if none was due.
 
-        `delivery` returns: ack. It raises: the attempt failed, with that error, and is tried again by the
-        curve (`Retry`, `Discard` and `Snooze` say otherwise). `KeyboardInterrupt` and `SystemExit` give the
-        job back and go on up. Nothing renews the lease but `job.heartbeat()`. Raises `RuntimeError` inside an
-        open transaction.
+        If `delivery` returns, the job is acked. If it raises, the attempt has failed with that error, and the job
+        waits by the retry curve (`Retry`, `Discard` and `Snooze` mean what they mean in a handler).
+        `KeyboardInterrupt` and `SystemExit` give the job back and are raised on. Only `job.heartbeat()` renews the
+        lease. Raises `RuntimeError` inside an open transaction.
         """
         deliver = delivery.deliver if hasattr(delivery, "deliver") else delivery
         if not callable(deliver):
@@ -69,13 +69,13 @@ class Outbox:
         job = claimed[0]
         try:
             run_to_end(deliver, job)
-        except Exception as error:  # noqa: BLE001  whatever it is, it is this attempt's end
+        except Exception as error:  # noqa: BLE001  any exception ends this attempt
             job.settle(outcome_of(error))
         except BaseException as error:
             try:
                 job.release()
             except DatabaseError as failure:
-                error.add_note(f"{job!r} could not be given back ({failure}); its lease lapses by itself")
+                error.add_note(f"{job!r} could not be given back ({failure}); its lease runs out by itself")
             raise
         else:
             if not job.settled:

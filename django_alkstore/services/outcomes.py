@@ -51,6 +51,8 @@ class Claimed(Protocol):
     @property
     def backoff_base(self) -> float: ...
     @property
+    def jitter(self) -> float: ...
+    @property
     def history(self) -> bytes: ...
 
 
@@ -90,12 +92,21 @@ def _asked_for(error: BaseException) -> Outcome:
 
 
 def wait_before_retry(job: Claimed, outcome: Outcome) -> float | None:
-    """Seconds until the next attempt that `outcome` leads to, or `None` where there is none."""
+    """Seconds until the next attempt that `outcome` leads to, or `None` if there is none.
+
+    The answer is the same each time, so that the row and the announcement agree: the claim has one `jitter`.
+    """
     if outcome.kind is not Kind.RETRY or job.attempt >= job.max_attempts:
         return None
     if outcome.delay is not None:
         return outcome.delay
-    return backoff.backoff(job.backoff_base, job.attempt, conf.settings().max_backoff)
+    return curve_wait(job.backoff_base, job.attempt, job.jitter)
+
+
+def curve_wait(base: float, attempt: int, jitter: float) -> float:
+    """Seconds by the retry curve and the settings. `jitter`, from 0 to 1: how much of the random extra is added."""
+    settings = conf.settings()
+    return backoff.backoff(base, attempt, settings.max_backoff, jitter * settings.backoff_jitter)
 
 
 def apply(db: Operations, job: Claimed, outcome: Outcome, now: int, held_at: int | None = None) -> bool:

@@ -1,10 +1,12 @@
-"""How a loop goes on after a database error: it says so, waits longer each time, and says when it is over."""
+"""How a loop continues after a database error: it logs the error, waits longer each time, and logs that it is over."""
 
 from django.db import DatabaseError, connections
 from django.db.backends.base.base import BaseDatabaseWrapper
 
 from django_alkstore import clock, signals
+from django_alkstore.dialects import dialect_of
 from django_alkstore.dialects.transactions import is_contention
+from django_alkstore.dialects.watch import renew_all
 
 FIRST_PAUSE = 0.25
 LONGEST_CONTENTION_PAUSE = 1.0
@@ -12,11 +14,11 @@ LONGEST_CONTENTION_PAUSE = 1.0
 LONGEST_QUIET = 60.0
 """Seconds between two lines about a trouble that stays."""
 LONGEST_FAULT_PAUSE = 15.0
-"""Seconds. A full disk or a read-only file needs somebody's hand."""
+"""Seconds. Somebody has to repair a full disk or a read-only file."""
 
 
 class Patience:
-    """The pauses of one loop; `doing` says what it does, for the log."""
+    """The pauses of one loop; `doing` says what the loop does, for the log."""
 
     def __init__(self, doing: str, alias: str, connection: BaseDatabaseWrapper | None = None) -> None:
         """`connection`: the one that is closed after a fault. Default: that of the thread."""
@@ -28,9 +30,10 @@ class Patience:
         self._say_at = 0.0
 
     def after(self, error: DatabaseError) -> float:
-        """Say what happened, give up the connection it happened on, and return the seconds to wait.
+        """Log the error and return the seconds to wait. An error that stays is logged less and less often.
 
-        What goes on for long is said less and less often.
+        After a fault, which is any error but contention, every connection that the loop knows of is closed, so that the
+        next attempt opens the files anew: somebody may have repaired them.
         """
         connection = connections[self.alias] if self._connection is None else self._connection
         contention = is_contention(self.alias, error)
@@ -38,15 +41,17 @@ class Patience:
         self._pause = min(max(self._pause * 2, FIRST_PAUSE), longest)
         now = clock.monotonic()
         if not self._quiet or now >= self._say_at:
-            signals.emit(signals.database_trouble, doing=self.doing, error=error, pause=self._pause)
+            reason = None if contention else dialect_of(connection).write_obstacle(connection)
+            signals.emit(signals.database_trouble, doing=self.doing, error=error, pause=self._pause, reason=reason)
             self._quiet = min(max(self._quiet * 2, self._pause), LONGEST_QUIET)
             self._say_at = now + self._quiet
         if not contention and not connection.in_atomic_block:
             connection.close()
+            renew_all(self.alias)
         return self._pause
 
     def reset(self) -> None:
-        """It worked."""
+        """End the pauses, because an attempt has succeeded."""
         if self._pause:
             self._pause = self._quiet = 0.0
             signals.emit(signals.database_recovered, doing=self.doing)

@@ -1,4 +1,4 @@
-"""Jobs in, and what can be asked of them."""
+"""Jobs are added, changed by their id, and counted."""
 
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
@@ -21,18 +21,19 @@ from django_alkstore.dialects.transactions import (
     write_statement,
     write_transaction,
 )
+from django_alkstore.durations import aware_moment, moment_after
 from django_alkstore.exceptions import DuplicateJob, InvalidOption, InvalidPayload
 from django_alkstore.models import Job, State
 from django_alkstore.names import validate_name
 from django_alkstore.payloads import encode_and_read, encode_payload
-from django_alkstore.services.options import JobOptions, UnkeyedOptions, stamp
+from django_alkstore.services.options import JobOptions, UnkeyedOptions, expires_after, stamp
 
 
 def enqueue(queue: str, payload: Any, *, using: str | None = None, **options: Unpack[JobOptions]) -> Job:
-    """Add a job to `queue`: in the caller's transaction where one is open, else committed at once.
+    """Add a job to `queue`: in the caller's transaction if one is open, else committed at once.
 
     Returns the complete `Job`. Raises `InvalidName`, `InvalidPayload`, `InvalidOption` before anything is
-    written, and `DuplicateJob` where a live job of the queue has the unique key.
+    written, and `DuplicateJob` if a live job of the queue has the unique key.
     """
     validate_name("queue", queue)
     settings = conf.settings()
@@ -40,7 +41,7 @@ def enqueue(queue: str, payload: Any, *, using: str | None = None, **options: Un
 
 
 def enqueue_tx(queue: str, payload: Any, *, using: str | None = None, **options: Unpack[JobOptions]) -> Job:
-    """As `enqueue`, in the caller's transaction only: `TransactionRequired` where none is open on the database."""
+    """As `enqueue`, in the caller's transaction only: `TransactionRequired` if none is open on the database."""
     validate_name("queue", queue)
     settings = conf.settings()
     alias = using or resolve_default(settings)
@@ -49,12 +50,18 @@ def enqueue_tx(queue: str, payload: Any, *, using: str | None = None, **options:
 
 
 def enqueue_many(
-    queue: str, payloads: Iterable[Any], *, using: str | None = None, **options: Unpack[JobOptions]
+    queue: str,
+    payloads: Iterable[Any],
+    *,
+    run_ats: Iterable[datetime] | None = None,
+    using: str | None = None,
+    **options: Unpack[JobOptions],
 ) -> list[int]:
     """Add one job for each payload, all of them or none, with the same options. Returns their ids, in order.
 
-    Takes no `unique_key`, which could name only one of them. Raises as `enqueue`; an empty `payloads` writes
-    nothing and returns an empty list.
+    `run_ats` has one aware datetime for each payload, in the same order: the moment at which that job is due. It
+    excludes `delay` and `run_at`. A `unique_key` is refused, since it could name only one of the jobs. Raises as
+    `enqueue`. If `payloads` is empty, nothing is written and the list is empty.
     """
     validate_name("queue", queue)
     if options.get("unique_key") is not None:
@@ -65,12 +72,39 @@ def enqueue_many(
         )
     settings = conf.settings()
     alias = using or resolve_default(settings)
-    template = stamp(queue, "", options, settings.defaults_for(queue), clock.now_us())
-    before, after = template[:_PAYLOAD], template[_PAYLOAD + 1 :]
-    jobs = [(*before, text, *after) for text in _encode_each(payloads, settings)]
+    defaults = settings.defaults_for(queue)
+    template = stamp(queue, "", options, defaults, clock.now_us())
+    if run_ats is not None and (options.get("delay") is not None or options.get("run_at") is not None):
+        raise InvalidOption("give run_ats, or delay or run_at, not both")
+    texts = list(_encode_each(payloads, settings))
+    if run_ats is None:
+        before, after = template[:_PAYLOAD], template[_PAYLOAD + 1 :]
+        jobs: list[tuple[Any, ...]] = [(*before, text, *after) for text in texts]
+    else:
+        jobs = _due_each(template, texts, run_ats, expires_after(options, defaults))
     if not jobs:
         return []
     return write_operations(alias, lambda db: db.insert_jobs(jobs))
+
+
+def _due_each(
+    template: NewJob, texts: list[str], run_ats: Iterable[datetime], expires_in: float | None
+) -> list[tuple[Any, ...]]:
+    """`template` once for each payload, due at its own moment."""
+    if isinstance(run_ats, (str, bytes, Mapping)) or not isinstance(run_ats, Iterable):
+        raise InvalidOption(f"run_ats must be a list or another iterable of datetimes, not a {type(run_ats).__name__}")
+    moments = list(run_ats)
+    if len(moments) != len(texts):
+        raise InvalidOption(f"run_ats must have one moment for each payload: {len(moments)} for {len(texts)} payloads")
+    now = template.created_at
+    # Each is a tuple built by hand: `_replace` would cost more than the statement that stores the job.
+    queue, _, priority, _, max_attempts, timeout, base, _, *rest = template
+    jobs: list[tuple[Any, ...]] = []
+    for index, (text, moment) in enumerate(zip(texts, moments, strict=True)):
+        run_at = max(now, aware_moment(f"run_ats[{index}]", moment))
+        expires_at = None if expires_in is None else moment_after("expires_in", run_at, expires_in)
+        jobs.append((queue, text, priority, run_at, max_attempts, timeout, base, expires_at, *rest))
+    return jobs
 
 
 def _encode_each(payloads: Iterable[Any], settings: Settings) -> Iterator[str]:
@@ -135,7 +169,7 @@ def _insert_keyed(alias: str, job: NewJob, unique_key: str) -> int:
 
 
 def _holder(db: Operations, queue: str, unique_key: str) -> int:
-    """The job that a taken unique key belongs to. Under the writer lock, under which the key was found taken."""
+    """The live job that has a unique key. Called in the transaction that found the key taken, so it is still there."""
     job_id = db.live_job(queue, unique_key)
     assert job_id is not None, "the key was taken a moment ago, and nobody else has written since"
     return job_id
@@ -152,10 +186,10 @@ _PENDING = State.PENDING.value
 
 
 def _instance(alias: str, job_id: int, job: NewJob, payload: Any) -> Job:
-    """The model instance of a row just stored, without asking for it; `payload` as it will be read.
+    """The model instance of a row just stored, without a query; `payload` as it will be read.
 
-    Its fields are put in place as unpickling does: twenty `setattr`s in `Model.__init__` would cost more than
-    the statement that stored them.
+    The fields are set as unpickling sets them: twenty `setattr`s in `Model.__init__` would cost more than the
+    statement that stored the row.
     """
     instance = Job.__new__(Job)
     created_at = from_us(job.created_at)
@@ -197,17 +231,21 @@ _LAST_ID = 2**63 - 1
 
 
 def _is_id(value: object) -> bool:
-    """Could this be a job's id? What could not is nobody's, and no error."""
-    return isinstance(value, int) and 0 < value <= _LAST_ID
+    """True if a job can have this id. Any other value is nobody's id, and no error. A bool is no id either, although
+    Python counts it among the integers."""
+    return isinstance(value, int) and not isinstance(value, bool) and 0 < value <= _LAST_ID
 
 
 def get_job(id: int, *, using: str | None = None) -> Job | None:  # noqa: A002  the contract's name for it
-    """The job in whatever state, or `None`."""
+    """The job, in any state, or `None`."""
     return Job.objects.using(resolve_alias(using)).filter(pk=id).first() if _is_id(id) else None
 
 
 def cancel(id: int, *, using: str | None = None) -> bool:  # noqa: A002
-    """Cancel a live job; `False` where there is none. A worker that holds it is told at its next call."""
+    """Cancel a live job; `False` if there is none.
+
+    If its handler is running, `lease_lost` of the handle is set within 2 s, and the handle's calls return `False`.
+    """
     alias = resolve_alias(using)
     return _is_id(id) and write_statement(alias, lambda db: db.cancel(id, clock.now_us()))
 
@@ -215,7 +253,7 @@ def cancel(id: int, *, using: str | None = None) -> bool:  # noqa: A002
 def requeue(id: int, *, using: str | None = None) -> bool:  # noqa: A002
     """Make a dead or cancelled job pending: due now, a fresh attempt budget, no expiry, its history kept.
 
-    `False` where there is no such job. `DuplicateJob` where its unique key has been taken meanwhile.
+    `False` if there is no such job. `DuplicateJob` if another live job has taken its unique key meanwhile.
     """
     alias = resolve_alias(using)
 
@@ -232,13 +270,29 @@ def requeue(id: int, *, using: str | None = None) -> bool:  # noqa: A002
 
 
 def run_now(id: int, *, using: str | None = None) -> bool:  # noqa: A002
-    """Make a pending job that is not due yet due now; `False` where there is none."""
+    """Make a pending job that is not due yet due now; `False` if there is none."""
     alias = resolve_alias(using)
     return _is_id(id) and write_statement(alias, lambda db: db.run_now(id, clock.now_us()))
 
 
+def reschedule(id: int, run_at: datetime, *, using: str | None = None) -> bool:  # noqa: A002
+    """Make a pending job due at `run_at` instead; `False` if there is no such job, or it is not pending.
+
+    A moment in the past means now. An expiry keeps its distance from the moment at which the job is due.
+    `InvalidOption` for anything but an aware datetime.
+    """
+    moment = aware_moment("run_at", run_at)
+    alias = resolve_alias(using)
+
+    def move(db: Operations) -> bool:
+        now = clock.now_us()
+        return db.reschedule(id, max(now, moment), now)
+
+    return _is_id(id) and write_statement(alias, move)
+
+
 def next_claim_at(queue: str, *, using: str | None = None) -> datetime | None:
-    """The earliest `run_at` of a pending job or lease end of a processing one; `None` where there is neither."""
+    """The earliest `run_at` of a pending job or lease end of a processing one; `None` if there is neither."""
     validate_name("queue", queue)
     moment = read(resolve_alias(using), lambda db: db.next_claims([queue]))[queue]
     return None if moment is None else from_us(moment)
@@ -252,13 +306,13 @@ class QueueStats:
     pending: int
     processing: int
     completed: int
-    """Those that are still kept."""
+    """Those that have not been pruned."""
     dead: int
     cancelled: int
     due: int
-    """Pending, and their time has come."""
+    """Pending jobs whose `run_at` has come."""
     oldest_due_age: float | None
-    """Seconds since the earliest `run_at` of a due job; `None` where none is due."""
+    """Seconds since the earliest `run_at` of a due job; `None` if none is due."""
 
 
 def queue_stats(*, using: str | None = None) -> list[QueueStats]:

@@ -7,12 +7,13 @@ from collections import deque
 from functools import partial
 from typing import NamedTuple
 
-from django_alkstore import backoff, clock, conf, failures, signals
+from django_alkstore import backoff, clock, failures, signals
 from django_alkstore.clock import LAST_US, SECOND, from_us
 from django_alkstore.dialects import Operations
 from django_alkstore.dialects.base import UNTAKEN, AbandonedJob
 from django_alkstore.dialects.liveness import Liveness
 from django_alkstore.dialects.transactions import after_commit, read, write_operations
+from django_alkstore.services.outcomes import curve_wait
 
 BATCH = 200
 """Jobs recovered in one transaction."""
@@ -110,7 +111,7 @@ def _next_run_at(job: AbandonedJob, now: int) -> int:
     """Where it stood; after a second death in a row by the backoff curve, since the job may be what kills workers."""
     if job.last_error != failures.WORKER_DIED.encode():
         return job.run_at
-    wait = backoff.backoff(job.backoff_base, job.attempts, conf.settings().max_backoff)
+    wait = curve_wait(job.backoff_base, job.attempts, backoff.rng.random())
     return min(now + round(wait * SECOND), LAST_US)
 
 

@@ -1,41 +1,26 @@
-"""Schedules: declared, paused, and turned into jobs boundary by boundary."""
+"""Schedules: declared, removed, paused, resumed and fired by hand. `ticks.py` turns their boundaries into jobs."""
 
 from datetime import datetime
-from typing import Any, NamedTuple, Unpack
+from typing import Any, Unpack
 
-from django_alkstore import clock, conf, signals
+from django_alkstore import clock, conf
 from django_alkstore.clock import LAST_US, from_us, to_us
 from django_alkstore.dialects import Operations
-from django_alkstore.dialects.base import NewJob, StoredSchedule
-from django_alkstore.dialects.transactions import after_commit, resolve_alias, write_transaction
-from django_alkstore.durations import aware_moment, moment_after
-from django_alkstore.exceptions import AlkstoreError, InvalidPayload, InvalidSpec
+from django_alkstore.dialects.transactions import resolve_alias, write_transaction
+from django_alkstore.durations import moment_after
+from django_alkstore.exceptions import InvalidPayload, InvalidSpec
 from django_alkstore.models import Job, Schedule
 from django_alkstore.names import validate_name
-from django_alkstore.payloads import UnreadablePayload, decode_payload, encode_and_read
+from django_alkstore.payloads import UnreadablePayload, encode_and_read
 from django_alkstore.services.options import (
     FireOptions,
     check_fire_options,
     refuse_unknown_schedule_options,
-    stamp,
 )
 from django_alkstore.services.queues import add
 from django_alkstore.specs import Every, first_boundary, parse_spec
 
-MAX_CATCH_UP = 64
-"""Boundaries of one schedule that one tick fires at most."""
-
-_NO_MORE_BOUNDARIES = "its next boundary is past the year 9999"
-
-
-class Fire(NamedTuple):
-    """One boundary turned into one job."""
-
-    name: str
-    queue: str
-    fire_at: datetime
-    """The boundary."""
-    job_id: int
+NO_MORE_BOUNDARIES = "its next boundary is past the year 9999"
 
 
 def schedule(
@@ -170,7 +155,7 @@ def _readable(payload: Any) -> Any:
 
 def _representable(moment: int) -> int:
     if moment > LAST_US:
-        raise InvalidSpec(_NO_MORE_BOUNDARIES)
+        raise InvalidSpec(NO_MORE_BOUNDARIES)
     return moment
 
 
@@ -178,86 +163,3 @@ def soonest(*, using: str | None = None) -> datetime | None:
     """The earliest next boundary of an enabled schedule; `None` where there is none."""
     enabled = Schedule.objects.using(resolve_alias(using)).filter(enabled=True)
     return enabled.order_by("next_fire_at").values_list("next_fire_at", flat=True).first()
-
-
-def tick(now: datetime | None = None, *, using: str | None = None) -> list[Fire]:
-    """Enqueue the job of each due boundary and move the schedules on, all in one transaction; what was fired.
-
-    At most 64 boundaries of a schedule, the earliest; past that the rest are skipped, and it goes on from its
-    first boundary after `now` (default: the clock). A schedule that cannot be read is paused with its error.
-    """
-    moment = None if now is None else aware_moment("now", now)
-    alias = resolve_alias(using)
-    ticked = write_transaction(alias, lambda db: tick_step(db, clock.now_us() if moment is None else moment))
-    after_commit(alias, ticked.announce)
-    return ticked.fires
-
-
-class Ticked:
-    """What a tick has done; `announce` says so, once it is committed."""
-
-    def __init__(self) -> None:
-        self.fires: list[Fire] = []
-        self.broken: list[tuple[str, str]] = []
-
-    def announce(self) -> None:
-        for fire in self.fires:
-            signals.emit(signals.schedule_fired, fire=fire)
-        for name, reason in self.broken:
-            signals.emit(signals.schedule_broken, name=name, reason=reason)
-
-
-def tick_step(db: Operations, now: int) -> Ticked:
-    """The tick inside its transaction. Needs the writer lock."""
-    ticked = Ticked()
-    for stored in db.due_schedules(now):
-        # Only the reading of the row is guarded: a database error is nobody's fault here, and rolls back.
-        try:
-            due = _Due.read(stored, now)
-        except (AlkstoreError, ValueError, TypeError, RecursionError, OverflowError) as error:
-            reason = f"{type(error).__name__}: {error}"
-            db.pause_broken(stored.id, now, reason)
-            ticked.broken.append((stored.name.decode(errors="replace"), reason))
-            continue
-        for boundary in due.boundaries:
-            job_id = db.insert_job(due.job._replace(fire_at=boundary))
-            # `None`: the boundary has its job already, so it is moved past and not fired again.
-            if job_id is not None:
-                ticked.fires.append(Fire(due.name, due.job.queue, from_us(boundary), job_id))
-        last = due.boundaries[-1]
-        if due.goes_on <= LAST_US:
-            db.move_schedule(stored.id, now, due.goes_on, last)
-        else:
-            db.move_schedule(stored.id, now, last, last)
-            db.pause_broken(stored.id, now, _NO_MORE_BOUNDARIES)
-            ticked.broken.append((due.name, _NO_MORE_BOUNDARIES))
-    return ticked
-
-
-class _Due(NamedTuple):
-    """A due schedule, read and checked."""
-
-    name: str
-    job: NewJob
-    boundaries: range
-    goes_on: int
-
-    @classmethod
-    def read(cls, stored: StoredSchedule, now: int) -> "_Due":
-        """Raises whatever is wrong with the row, which anything may have written."""
-        name = validate_name("schedule", stored.name.decode())
-        queue = validate_name("queue", stored.queue.decode())
-        every = parse_spec(stored.spec.decode())
-        decode_payload(stored.payload)
-        payload = stored.payload.decode()
-        options = {key: getattr(stored, key) for key in FireOptions.__optional_keys__}
-        job = stamp(queue, payload, check_fire_options(options), conf.settings().defaults_for(queue), now)
-        first = to_us(from_us(stored.next_fire_at))  # as a moment that a date can hold
-        count = every.due(first, now)
-        fired = min(count, MAX_CATCH_UP)
-        return cls(
-            name=name,
-            job=job._replace(schedule=name),
-            boundaries=range(first, first + fired * every.interval, every.interval),
-            goes_on=every.first_after(first, now),
-        )

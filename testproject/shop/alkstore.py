@@ -13,7 +13,7 @@ from django_alkstore.exceptions import Discard
 from django_alkstore.registry import delivery, handler
 from django_alkstore.services import JobHandle
 from testproject.shop.models import Order, SalesReport
-from testproject.signing import JOB_HEADER, SIGNATURE_HEADER, sign
+from testproject.signing import KEY_HEADER, SIGNATURE_HEADER, sign
 
 WEBHOOK_TIMEOUT = 10.0
 """Seconds. A receiver that hangs must not hold a worker's thread."""
@@ -30,22 +30,25 @@ class ReceiverTrouble(Exception):
 def send_confirmation(job: JobHandle) -> None:
     order = Order.objects.prefetch_related("lines").get(pk=job.payload["order"])
     lines = "\n".join(f"  {line}" for line in order.lines.all())
+    # A message that is sent twice has the same Message-ID twice, by which mail programs can tell a repeat.
+    message_id = f"<{job.idempotency_key}@shop.example.com>"
     EmailMessage(
         subject=f"Your order {order.reference}",
         body=f"Thank you. You ordered:\n\n{lines}\n\nTotal: {order.total}\n",
         to=[order.email],
-        headers={"X-Shop-Order": order.reference, JOB_HEADER: str(job.id)},
+        headers={"X-Shop-Order": order.reference, "Message-ID": message_id},
     ).send()
 
 
 @delivery("webhook", time_limit=60)
 def post_webhook(job: JobHandle) -> None:
-    """Delivery is at least once: the job's id, the same each time, lets the receiver ignore repeats."""
+    """Delivery is at least once: the idempotency key, the same each time, lets the receiver ignore repeats."""
+    key = job.idempotency_key
     body = json.dumps(job.payload).encode()
     headers = {
         "Content-Type": "application/json",
-        JOB_HEADER: str(job.id),
-        SIGNATURE_HEADER: sign(settings.SHOP_WEBHOOK_SECRET, str(job.id), body),
+        KEY_HEADER: key,
+        SIGNATURE_HEADER: sign(settings.SHOP_WEBHOOK_SECRET, key, body),
     }
     request = Request(settings.SHOP_WEBHOOK_URL, body, headers, method="POST")  # noqa: S310  the URL is a setting
     try:

@@ -4,7 +4,6 @@ import secrets
 from collections.abc import Mapping
 from typing import Any
 
-from django.conf import settings
 from django.db import IntegrityError, transaction
 
 from django_alkstore.services import outbox_enqueue_tx
@@ -29,10 +28,9 @@ def place(reference: str, email: str, quantities: Mapping[str, int]) -> Order:
     with transaction.atomic():
         order = _store(reference, email, quantities)
         # The key lets the page and the admin's search find an order's jobs.
-        options: dict[str, Any] = {"unique_key": reference, "backoff_base": settings.SHOP_RETRY_AFTER}
-        outbox_enqueue_tx("mail", {"order": order.pk}, **options)
+        outbox_enqueue_tx("mail", {"order": order.pk}, unique_key=reference)
         # The mail is written when it is sent. The webhook carries the order as it is now.
-        outbox_enqueue_tx("webhook", _as_json(order, quantities), **options)
+        outbox_enqueue_tx("webhook", _as_json(order, quantities), unique_key=reference)
         # Last, so that a declined payment has something to undo. A real bank is asked over the network, which
         # belongs before the transaction, since SQLite has one writer and this one would make all others wait.
         payments.charge(order.reference, order.total_cents)

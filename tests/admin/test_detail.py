@@ -300,6 +300,19 @@ def test_a_job_whose_worker_is_dead_says_so(root: Browser) -> None:
     assert "worker dead" in root.page("job")
 
 
+def test_a_job_whose_worker_is_suspended_says_so(root: Browser, clock: ManualClock) -> None:
+    with isolated_registry(), Liveness("default") as liveness:
+        handler("mail")(lambda job: None)
+        presence.leave("default", liveness.holder, ["mail"], liveness.file)
+        job = enqueue("mail", None)
+        assert root.verdict("job", job.id)[0] == "Due now."
+        clock.advance(presence.TTL + 1)
+        headline, _, advice = root.verdict("job", job.id)
+        assert headline == "Waiting: the worker for queue mail is suspended."
+        assert advice.startswith("Its process lives")
+        assert "worker suspended" in root.page("job")
+
+
 def test_a_schedule_says_why_it_does_not_fire(root: Browser, clock: ManualClock) -> None:
     schedule("hourly", "@every 1h", "mail")
     row = Schedule.objects.get()

@@ -19,6 +19,7 @@ from django.test import override_settings
 from django_alkstore import clock as clock_module
 from django_alkstore.clock import ManualClock
 from django_alkstore.dialects import dialect_of
+from django_alkstore.dialects.liveness import Liveness
 from django_alkstore.models import Job, Lock, Schedule
 from django_alkstore.services import (
     claim_batch,
@@ -31,7 +32,8 @@ from django_alkstore.services import (
     presence,
     schedule,
 )
-from tests.ledger.tools import database, row, wait_for_state, writer_lock
+from tests.claimer import claim
+from tests.ledger.tools import database, row, variant, wait_for_state, writer_lock
 from tests.processes import Process, wait_until
 
 pytestmark = pytest.mark.django_db(transaction=True)
@@ -84,7 +86,7 @@ def text_of(what: str, *arguments: str) -> str:
 
 
 def works_on(*queues: str) -> None:
-    presence.leave("default", "host:1:0123456789ab", queues)
+    presence.leave("default", "host:1:0123456789ab", queues, "a file that nobody has")
 
 
 @pytest.fixture
@@ -317,8 +319,23 @@ def test_a_lapsed_lease_that_nobody_puts_right(clock: ManualClock) -> None:
     assert findings("--grace", "31") == []
 
 
-def test_a_killed_worker_is_missed_when_its_sign_lapses_and_not_before(start: Start) -> None:
-    process = start("run_queue", "noop")
+def test_a_killed_worker_that_held_the_only_job_is_missed_at_once(start: Start, tmp_path: Path) -> None:
+    job = enqueue("wait", str(tmp_path / "never"))
+    process = start("run_queue", "wait")
+    process.wait_for(f"running {job.pk}")
+    wait_until(lambda: presence.signs("default").count() == 1, "it has left its sign of life")
+    assert findings() == []
+    process.signal(signal.SIGKILL)
+    process.wait()
+    assert findings("--grace", "100000") == [("error", "no_worker", "wait")]
+    assert text_of("no_worker") == "queue wait: it holds work, and all its workers have died"
+    other = start("run_queue", "wait")
+    other.wait_for(f"running {job.pk}")
+    assert findings() == []
+
+
+def test_without_crash_detection_a_killed_worker_is_missed_when_its_sign_lapses_and_not_before(start: Start) -> None:
+    process = start("run_queue", "noop", **variant(ALKSTORE={"LIVENESS": False}))
     wait_until(lambda: presence.signs("default").count() == 1, "it has left its sign of life")
     job = enqueue("noop", None)
     wait_for_state("completed", job.pk)
@@ -329,9 +346,31 @@ def test_a_killed_worker_is_missed_when_its_sign_lapses_and_not_before(start: St
     with clock_module.use(manual):
         enqueue("noop", None)
         manual.advance(99)
-        assert findings() == []
+        assert findings() == [("warning", "crash_detection", None)]
+        assert text_of("crash_detection").endswith("could not set it up; the first lines of its log say why")
         manual.advance(1)
         assert findings() == [("error", "no_worker", "noop")]
+
+
+def test_a_queue_is_not_deserted_while_one_of_its_workers_lives(clock: ManualClock) -> None:
+    enqueue("mail", None, delay=10)
+    with Liveness("default") as dead:
+        presence.leave("default", dead.holder, ["mail", "post"], dead.file)
+    assert findings() == [("error", "no_worker", "mail")]
+    with Liveness("default") as living:
+        presence.leave("default", living.holder, ["mail"], living.file)
+        assert findings() == []
+        clock.advance(presence.TTL)  # suspended
+        presence.remove_lapsed("default")
+        assert findings("--grace", "1000") == []
+
+
+def test_the_lease_of_a_dead_worker_is_no_sign_of_life(clock: ManualClock) -> None:
+    enqueue("mail", None)
+    with Liveness("default") as liveness:
+        claim(liveness, "mail")
+        assert findings() == []
+    assert findings() == [("error", "no_worker", "mail")]
 
 
 def test_as_a_probe_it_is_a_process_that_ends_with_0_or_1(start: Start) -> None:

@@ -30,7 +30,7 @@ from tests.ledger.tools import database
 
 pytestmark = pytest.mark.django_db(transaction=True)
 
-KEYS = {"database", "queues", "schedules", "locks", "leader"}
+KEYS = {"database", "queues", "schedules", "locks", "leader", "workers"}
 
 
 def run(command: str, *arguments: str, **options: Any) -> str:
@@ -71,7 +71,8 @@ def leads(clock: ManualClock, seconds: float) -> None:
 
 
 def test_the_object_has_exactly_the_keys_of_the_contract(clock: ManualClock) -> None:
-    assert status() == {"database": database(), "queues": [], "schedules": [], "locks": [], "leader": None}
+    nothing = {"queues": [], "schedules": [], "locks": [], "leader": None, "workers": []}
+    assert status() == {"database": database(), **nothing}
     some_of_everything()
     assert set(status()) == KEYS
 

@@ -5,15 +5,16 @@ import sqlite3
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from datetime import datetime, timedelta
+from itertools import groupby
 
 import pytest
 from django.db import connection
 
 from django_alkstore import clock, names
 from django_alkstore.models import Job, Lock, Schedule
-from django_alkstore.services import schedule, soonest
+from django_alkstore.services import enqueue, schedule, soonest
 from django_alkstore.services.locks import LockHandle
-from tests.ledger.tools import freeze
+from tests.ledger.tools import freeze, state, variant, wait_for_state, wait_past
 from tests.processes import Process, wait_until
 
 Start = Callable[..., Process]
@@ -343,3 +344,212 @@ def test_the_lease_of_a_stopped_leader_is_taken_at_its_end_and_not_before(start:
     assert after is not None
     assert after.token > row.token
     assert after.acquired_at >= row.expires_at
+
+
+# The writer lock is held by another process
+
+HURRIED = """
+import sys
+from django.core.management import call_command
+from django_alkstore.runtime import scheduler
+from django_alkstore.services import leader
+leader.LEADERSHIP_TTL = scheduler.LEADERSHIP_TTL = 1.0
+leader.RENEW_EVERY = 0.2
+call_command(*sys.argv[1:])
+"""
+"""Runs a command with a lease of one second."""
+
+FOR_EVER = {"ALKSTORE_TEST_TIMEOUT": "1000"}
+"""A busy timeout that no test waits for."""
+
+
+def test_a_leader_with_something_to_fire_stops_while_another_process_holds_the_writer_lock(start: Start) -> None:
+    leading = start("run_schedules", **FOR_EVER)
+    leading.wait_for("scheduler leads")
+    boundary = schedule("report", "@every 1s", "mail").next_fire_at
+    with writer_lock("IMMEDIATE"):
+        wait_past(boundary + timedelta(seconds=0.5))
+        leading.signal(signal.SIGTERM)
+        assert leading.wait() == 0
+    leading.wait_for("scheduler stood down: stopped")
+    assert "database trouble while freeing the leadership" in leading.output, "it lapses"
+
+
+def test_a_standby_that_would_take_over_stops_while_another_process_holds_the_writer_lock(start: Start) -> None:
+    leading = start("-c", HURRIED, "run_schedules")
+    leading.wait_for("scheduler leads")
+    standby = start("-c", HURRIED, "run_schedules", **FOR_EVER)
+    standby.wait_for("stands by")
+    freeze(leading)
+    row = leader_row()
+    assert row is not None
+    with writer_lock("IMMEDIATE"):
+        wait_past(row.expires_at + timedelta(seconds=0.5))
+        standby.signal(signal.SIGTERM)
+        assert standby.wait() == 0
+    assert "scheduler leads" not in standby.output
+
+
+def test_a_leader_whose_lease_runs_out_while_another_process_holds_the_writer_lock_keeps_leading(start: Start) -> None:
+    leading = start("-c", HURRIED, "run_schedules")
+    leading.wait_for("scheduler leads")
+    standby = start("-c", HURRIED, "run_schedules")
+    standby.wait_for("stands by")
+    first = leader_row()
+    assert first is not None
+    for _ in range(3):
+        with writer_lock("IMMEDIATE"):
+            row = leader_row()
+            assert row is not None
+            wait_past(row.expires_at + timedelta(seconds=0.5))
+
+        def is_renewed() -> bool:
+            now = leader_row()
+            return now is not None and now.expires_at > clock.now()
+
+        wait_until(is_renewed, "the lease is renewed")
+        after = leader_row()
+        assert after is not None
+        assert (after.token, after.owner) == (first.token, first.owner)
+    assert "scheduler leads" not in standby.output
+
+
+# A backlog
+
+WRITE = """
+import sys
+from django_alkstore.services import enqueue
+print("ready", flush=True)
+while True:
+    enqueue("foreign", None)
+"""
+
+
+def test_a_backlog_of_thousands_keeps_no_other_writer_out_and_costs_no_leadership(start: Start) -> None:
+    """The ids of the jobs say in which order they were committed, and so how many of the leader's came at once."""
+    leading = start("-c", HURRIED, "run_schedules")
+    leading.wait_for("scheduler leads")
+    standby = start("-c", HURRIED, "run_schedules")
+    standby.wait_for("stands by")
+    writer = start("-c", WRITE)
+    writer.wait_for("ready")
+    first = leader_row()
+    now = clock.now()
+    fields = {"spec": "@every 1h", "queue": "mail", "payload": None, "created_at": now, "updated_at": now}
+    missed = now - timedelta(hours=70)
+    Schedule.objects.bulk_create(Schedule(name=f"s{n}", next_fire_at=missed, **fields) for n in range(400))
+    wait_until(lambda: Job.objects.filter(queue="mail").count() == 400 * 64, "all are fired")
+    writer.end()
+    queues = Job.objects.order_by("id").values_list("queue", flat=True)
+    runs = [len(list(group)) for queue, group in groupby(queues) if queue == "mail"]
+    assert sum(runs) == 400 * 64
+    # A step has 1,000 jobs at most, and the other writer comes in after almost each.
+    assert max(runs) <= 5_000
+    after = leader_row()
+    assert first is not None
+    assert after is not None
+    assert after.token == first.token
+    assert "scheduler leads" not in standby.output
+
+
+# A leader that dies
+
+
+def test_a_killed_leaders_successor_fires_the_next_boundary_in_time(start: Start) -> None:
+    """By the lease alone it would be ten seconds late."""
+    schedule("often", "@every 1s", "mail")
+    leading = start("run_schedules")
+    leading.wait_for("fired often", 2)
+    for _ in range(3):
+        standby = start("run_schedules")
+        standby.wait_for("stands by")
+        before = leader_row()
+        assert before is not None
+        count = fired("often")
+        leading.signal(signal.SIGKILL)
+        leading.wait()
+        standby.wait_for("scheduler leads")
+        after = leader_row()
+        assert after is not None
+        assert after.token > before.token
+        assert after.acquired_at < before.expires_at
+        wait_until(lambda count=count: fired("often") >= count + 2, "it fires on")  # type: ignore[misc]
+        leading = standby
+    late = [job.run_at - job.fire_at for job in Job.objects.all() if job.fire_at]
+    assert max(late) < timedelta(seconds=3)
+    moments = boundaries_of("often")
+    assert moments == [moments[0] + timedelta(seconds=n) for n in range(len(moments))], "none is missed"
+
+
+def test_a_leader_that_ends_by_os_exit_is_replaced_at_once_by_a_standby_and_by_one_that_starts(start: Start) -> None:
+    code = RUN.replace("stop = ", "signal.signal(signal.SIGUSR1, lambda *_: __import__('os')._exit(7))\nstop = ")
+    leading = start("-c", code, *CALM)
+    leading.wait_for("scheduler leads")
+    before = leader_row()
+    assert before is not None
+    leading.signal(signal.SIGUSR1)
+    assert leading.wait() == 7
+    later = start("-c", code, *CALM)
+    later.wait_for("scheduler leads")
+    after = leader_row()
+    assert after is not None
+    assert after.token > before.token
+    assert after.acquired_at < before.expires_at
+
+
+def test_without_crash_detection_the_leadership_of_a_killed_process_lasts_as_long_as_its_lease(start: Start) -> None:
+    off = variant(ALKSTORE={"LIVENESS": False})
+    leading = start("-c", HURRIED, "run_schedules", **off)
+    leading.wait_for("scheduler leads")
+    standby = start("-c", HURRIED, "run_schedules")
+    standby.wait_for("stands by")
+    leading.signal(signal.SIGKILL)
+    leading.wait()
+    before = leader_row()
+    assert before is not None
+    standby.wait_for("scheduler leads")
+    after = leader_row()
+    assert after is not None
+    assert after.acquired_at >= before.expires_at
+    assert "crash detection is off" in leading.output
+    assert "crash detection is off" not in standby.output
+
+
+CLAIM = """
+import sys, time
+from django_alkstore.dialects.liveness import Liveness
+from django_alkstore.dialects.transactions import write_statement
+from django_alkstore.clock import now_us
+liveness = Liveness("default")
+claimed = write_statement("default", lambda db: db.claim("mail", liveness.holder, 10, now_us(), liveness.file))
+print("claimed", len(claimed), flush=True)
+time.sleep(3600)
+"""
+
+
+@pytest.mark.parametrize("role", ["leader", "standby"])
+def test_a_scheduler_makes_the_jobs_of_a_dead_worker_claimable(start: Start, role: str) -> None:
+    leading = start("-c", RUN, *CALM)
+    leading.wait_for("scheduler leads")
+    if role == "standby":
+        standby = start("run_schedules")
+        standby.wait_for("stands by")
+        freeze(leading)
+    jobs = [enqueue("mail", number) for number in range(3)]
+    worker = start("-c", CLAIM)
+    worker.wait_for("claimed 3")
+    worker.signal(signal.SIGKILL)
+    worker.wait()
+    wait_for_state("pending", *(job.pk for job in jobs))
+    assert {job.errors[0]["error"] for job in Job.objects.all()} == {"worker died"}
+
+
+def test_a_scheduler_that_starts_makes_the_jobs_of_a_dead_worker_claimable(start: Start) -> None:
+    job = enqueue("mail", None)
+    worker = start("-c", CLAIM)
+    worker.wait_for("claimed 1")
+    worker.signal(signal.SIGKILL)
+    worker.wait()
+    assert state(job.pk) == "processing"
+    start("run_schedules")
+    wait_for_state("pending", job.pk)

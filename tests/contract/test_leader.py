@@ -3,6 +3,7 @@
 import logging
 import sqlite3
 import threading
+import time
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from datetime import datetime, timedelta
@@ -13,6 +14,8 @@ from django.db import OperationalError, connection, connections, transaction
 
 from django_alkstore import clock as wall
 from django_alkstore import signals
+from django_alkstore.dialects import transactions
+from django_alkstore.dialects.liveness import LivenessView
 from django_alkstore.exceptions import AlkstoreError, LeadershipLost
 from django_alkstore.models import Job, Lock, Schedule
 from django_alkstore.services import (
@@ -24,6 +27,7 @@ from django_alkstore.services import (
     run_schedules,
     schedule,
     tick,
+    ticks,
 )
 from tests.processes import PATIENCE, wait_until
 
@@ -373,15 +377,21 @@ class Ahead(wall.SystemClock):
     """The wall clock, and as many seconds as it is put ahead of it."""
 
     seconds = 0.0
+    passed = 0.0
+    """Seconds that the other clock is put ahead."""
 
     def now(self) -> datetime:
         return super().now() + timedelta(seconds=self.seconds)
+
+    def monotonic(self) -> float:
+        return super().monotonic() + self.passed
 
 
 def test_a_leader_that_sleeps_longer_than_its_lease_keeps_it(monkeypatch: pytest.MonkeyPatch) -> None:
     """Between two renewals a third of the lease is over, by a clock that is put ahead: by a stall it does not end."""
     monkeypatch.setattr(leader, "LEADERSHIP_TTL", 60.0)
     monkeypatch.setattr(leader, "RENEW_EVERY", 0.1)
+    monkeypatch.setattr(leader, "SETTLE", 0.0)
     ahead = Ahead()
     renewals: list[str] = []
     looks: list[str] = []
@@ -405,7 +415,7 @@ def test_a_leader_that_sleeps_longer_than_its_lease_keeps_it(monkeypatch: pytest
         wait_for_first_tick()
         row = Lock.objects.get()
         wait_until(lambda: len(renewals) == 12, "a dozen renewals without a tick: more than the lease lasts")
-        assert len(looks) == 1, "its own commits are no news"
+        assert len(looks) <= 12 + 2, "its own commits are no news: it looks once after each"
         with Runner() as second:
             second.wait()
         assert isinstance(second.error, LeadershipLost)
@@ -636,9 +646,7 @@ def test_a_leadership_that_can_not_be_freed_is_said_to_lapse_and_not_to_be_tried
     ]
 
 
-def test_a_renewal_that_fails_in_the_sleep_names_no_pause_since_the_next_round_follows_at_once(
-    caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_renewal_that_fails_is_tried_again(caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(leader, "RENEW_EVERY", 0.05)
     renewals = 0
 
@@ -646,12 +654,211 @@ def test_a_renewal_that_fails_in_the_sleep_names_no_pause_since_the_next_round_f
         nonlocal renewals
         if kind_of(sql) == "the renewal":
             renewals += 1
-            if renewals == 2:  # the first is the round's
+            if renewals == 2:  # the first is the first step's
                 raise OperationalError("disk I/O error")
         return execute(sql, params, many, context)
 
     with Runner(wrapper=fail) as runner:
         wait_until(lambda: renewals >= 3 or runner.ended.is_set(), "it goes on")
-    assert messages(caplog, "renewing the leadership") == [
-        "database trouble while renewing the leadership: disk I/O error"
-    ]
+    assert len(messages(caplog, "ticking")) == 1
+
+
+# Steps
+
+
+def due_boundaries(name: str, count: int) -> None:
+    schedule(name, "@every 1h", "mail", name)
+    due_now(name, behind=(count - 1) * 3_600 + 1)
+
+
+@pytest.fixture
+def small_steps(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(ticks, "JOBS_IN_STEP", 5)
+
+
+@contextmanager
+def after_fires(number: int, act: Callable[[], object]) -> Iterator[None]:
+    """Inside the block, `act` is called in the leader's thread once so many fires have been announced."""
+    told: list[object] = []
+
+    def listen(**_: object) -> None:
+        told.append(None)
+        if len(told) == number:
+            act()
+
+    signals.schedule_fired.connect(listen)
+    try:
+        yield
+    finally:
+        signals.schedule_fired.disconnect(listen)
+
+
+@pytest.mark.usefixtures("small_steps")
+def test_each_step_of_a_tick_begins_with_the_renewal() -> None:
+    for name in ("a", "b"):
+        due_boundaries(name, 11)
+    seen: list[str] = []
+
+    def listen(execute: Any, sql: str, params: Any, many: bool, context: Any) -> Any:
+        kind = "begin" if sql.startswith("BEGIN") else kind_of(sql)
+        if kind in ("begin", "the renewal", "the tick's reading", "the fire"):
+            seen.append(str(kind))
+        return execute(sql, params, many, context)
+
+    with Runner(wrapper=listen):
+        wait_until(lambda: fired("a") + fired("b") == 22, "all are fired")
+    steps = " ".join(seen).split("begin")
+    firing = [step.split(" the ") for step in steps if "the fire" in step]
+    assert [step.count("fire") + step.count("fire ") for step in firing] == [5, 5, 5, 5, 2]
+    assert {(step[1], step[2]) for step in firing} == {("renewal", "tick's reading")}
+
+
+@pytest.mark.usefixtures("small_steps")
+@pytest.mark.parametrize("how", HOW)
+def test_leadership_taken_between_two_steps_of_a_tick_is_lost_and_nothing_more_fires(how: str) -> None:
+    for name in ("a", "b"):
+        due_boundaries(name, 11)
+
+    def steal() -> None:
+        with second_connection() as raw:
+            raw.execute("PRAGMA busy_timeout = 20000")
+            take(raw, how)
+
+    with after_fires(7, steal), Runner() as runner:
+        runner.wait()
+    assert isinstance(runner.error, LeadershipLost)
+    assert Job.objects.count() == 10, "two steps are kept, and there is no third"
+
+
+@pytest.mark.usefixtures("small_steps")
+def test_a_stop_is_noticed_between_two_steps_of_a_tick() -> None:
+    for name in ("a", "b"):
+        due_boundaries(name, 11)
+    runner = Runner()
+    with after_fires(7, runner.stop.set), runner:
+        runner.wait()
+    assert (runner.error, runner.result) == (None, None)
+    assert Job.objects.count() == 10
+    assert not leads()
+    assert len(tick()) == 12, "nothing is lost"
+
+
+@pytest.mark.usefixtures("small_steps")
+def test_f076_the_leader_fires_64_boundaries_of_a_backlog_and_goes_on_after_now() -> None:
+    due_boundaries("then", 200)
+    before = Schedule.objects.get().next_fire_at
+    with Runner():
+        wait_until(lambda: Schedule.objects.get().next_fire_at > wall.now(), "it is past the backlog")
+        declare_due()
+        wait_for_first_tick()
+    moments = list(Job.objects.filter(schedule="then").order_by("fire_at").values_list("fire_at", flat=True))
+    assert moments == [before + timedelta(hours=n) for n in range(64)]
+    assert Schedule.objects.get(name="then").next_fire_at == before + timedelta(hours=200)
+
+
+@pytest.mark.parametrize("failing", [False, True])
+def test_the_lease_is_renewed_while_slow_receivers_are_told(
+    caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch, failing: bool
+) -> None:
+    """A receiver after which a renewal is due each time. That it fails decides nothing."""
+    monkeypatch.setattr(leader, "RENEW_EVERY", 60.0)
+    due_boundaries("then", 10)
+    ahead = Ahead()
+    renewals: list[str] = []
+    told: list[object] = []
+
+    def count(execute: Any, sql: str, params: Any, many: bool, context: Any) -> Any:
+        if kind_of(sql) == "the renewal" and told:
+            renewals.append(sql)
+            if failing and len(renewals) == 3:
+                raise OperationalError("disk I/O error")
+        return execute(sql, params, many, context)
+
+    def listen(**_: object) -> None:
+        ahead.passed += 61
+        told.append(None)
+
+    signals.schedule_fired.connect(listen)
+    try:
+        with wall.use(ahead), Runner(wrapper=count) as runner:
+            wait_until(lambda: len(renewals) >= 10 or runner.ended.is_set(), "a renewal after each of ten fires")
+            declare_due()
+            wait_for_first_tick()
+    finally:
+        signals.schedule_fired.disconnect(listen)
+    assert runner.error is None
+    assert len(messages(caplog, "renewing the leadership")) == (1 if failing else 0)
+
+
+# The writer lock is held by another process
+
+
+@pytest.mark.parametrize("at", ["the acquisition", "a step", "the sleep"])
+def test_it_leaves_soon_after_the_stop_though_another_process_holds_the_writer_lock(at: str) -> None:
+    """The busy timeout is 20 s."""
+    schedule("far", "@every 365d", "mail")
+    declare_due()
+    begins = threading.Event()
+
+    def listen(execute: Any, sql: str, params: Any, many: bool, context: Any) -> Any:
+        if sql.startswith("BEGIN"):
+            begins.set()
+        return execute(sql, params, many, context)
+
+    with second_connection() as raw:
+        runner = Runner(wrapper=listen)
+        if at == "the acquisition":
+            raw.execute("BEGIN IMMEDIATE")
+        with runner:
+            if at != "the acquisition":
+                wait_for_first_tick()
+                raw.execute("PRAGMA busy_timeout = 20000")
+                if at == "a step":
+                    due_now("far", behind=-0.3)
+                raw.execute("BEGIN IMMEDIATE")
+                begins.clear()
+            if at != "the sleep":
+                assert begins.wait(PATIENCE)
+            started = time.monotonic()
+            runner.stop.set()
+            runner.wait()
+            assert time.monotonic() - started < 5
+        raw.execute("ROLLBACK")
+    assert (runner.error, runner.result) == (None, None)
+    assert leads() is (at != "the acquisition"), "it lapses"
+    assert fired("far") == 0
+
+
+def test_the_waits_of_the_thread_that_led_are_what_they_were_before() -> None:
+    stop = threading.Event()
+    stop.set()
+    run_schedules(stop)
+    assert transactions.longest_wait(connections["default"]) == 20.0
+    with connection.cursor() as cursor:
+        assert cursor.execute("PRAGMA busy_timeout").fetchone()[0] == 20_000
+
+
+# Crash detection
+
+
+def test_the_leadership_names_the_liveness_file_and_a_holder_that_is_known_to_live_until_it_has_stopped() -> None:
+    with LivenessView("default") as view:
+        assert view.file is None or view.reason is None
+    with Runner():
+        wait_until(leads, "it leads")
+        row = Lock.objects.get()
+        with LivenessView("default") as view:
+            assert row.liveness == view.file is not None
+            assert view.knows(row.owner, row.liveness) is True
+    with LivenessView("default") as view:
+        assert view.knows(row.owner, row.liveness) is False
+
+
+def test_without_crash_detection_one_line_says_why(caplog: pytest.LogCaptureFixture, settings: Any) -> None:
+    settings.ALKSTORE = {"LIVENESS": False}
+    declare_due()
+    with heard(signals.crash_detection_off) as news, Runner():
+        wait_for_first_tick()
+        assert Lock.objects.get().liveness is None
+    assert [one["reason"] for one in news] == ['ALKSTORE["LIVENESS"] is False']
+    assert len([line for line in caplog.messages if "crash detection is off" in line]) == 1

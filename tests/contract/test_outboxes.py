@@ -32,6 +32,7 @@ from django_alkstore.services import (
     enqueue,
     enqueue_many,
     enqueue_tx,
+    fire_schedule,
     get_job,
     get_or_enqueue,
     next_claim_at,
@@ -203,6 +204,32 @@ def test_sixty_seconds_five_attempts_and_five_seconds_are_stamped_unless_the_cal
         assert seen.unique_key == ("k" if own else None)
     names = [field.attname for field in Job._meta.concrete_fields]
     assert [getattr(job, name) for name in names] == [getattr(stored, name) for name in names]
+
+
+@pytest.mark.parametrize("way", ["function", "enqueue_tx", "enqueue"])
+def test_an_outboxs_own_defaults_come_from_the_settings_and_the_calls_options_win(settings: Any, way: str) -> None:
+    configured = {"max_attempts": 12, "backoff_base": 30, "expires_in": timedelta(days=1)}
+    settings.ALKSTORE = {"QUEUES": {"outbox:mail": configured, "outbox:other": {"max_attempts": 1}}}
+    ways: dict[str, Callable[..., Job]] = {
+        "function": lambda **options: outbox_enqueue_tx("mail", None, **options),
+        "enqueue_tx": lambda **options: outbox("mail").enqueue_tx(None, **options),
+        "enqueue": lambda **options: outbox("mail").enqueue(None, **options),
+    }
+    with transaction.atomic():
+        made = [ways[way](), ways[way](max_attempts=2), ways[way](max_attempts=None)]
+    for job, attempts in zip(made, (12, 2, 12), strict=True):
+        assert (job.max_attempts, job.visibility_timeout, job.backoff_base) == (attempts, 60.0, 30.0)
+        assert job.expires_at == job.run_at + timedelta(days=1)
+
+
+def test_a_queue_that_is_really_named_like_an_outboxs_key_has_a_queues_defaults(settings: Any) -> None:
+    settings.ALKSTORE = {"QUEUES": {"outbox:mail": {"max_attempts": 12, "visibility_timeout": 7}}}
+    job = enqueue("outbox:mail", None)
+    assert (job.max_attempts, job.visibility_timeout) == (3, 300.0)
+    schedule("s", "@every 1h", "outbox:mail")
+    fired = fire_schedule("s")
+    assert fired is not None
+    assert fired.max_attempts == 3
 
 
 def test_the_defaults_of_queues_are_not_those_of_outboxes(settings: Any) -> None:

@@ -1,6 +1,7 @@
 """Contract, section 4: jobs in. Options and their bounds, defaults, the returned job, unique keys, many at once."""
 
 import math
+import time
 from collections.abc import Callable
 from datetime import UTC, datetime, timedelta, timezone
 from decimal import Decimal
@@ -382,6 +383,86 @@ def test_enqueue_many_from_a_generator_that_raises_writes_none() -> None:
     with pytest.raises(LookupError):
         enqueue_many("mail", payloads())
     assert not Job.objects.exists()
+
+
+def test_enqueue_many_takes_a_moment_for_each_payload(clock: ManualClock) -> None:
+    now = clock.now()
+    moments = [now + timedelta(hours=1), now - timedelta(days=1), now, now + timedelta(microseconds=1)]
+    elsewhere = [moment.astimezone(ZoneInfo("America/New_York")) for moment in moments]
+    ids = enqueue_many("mail", ["a", "b", "c", "d"], run_ats=iter(elsewhere), priority=2, expires_in=60)
+    jobs = [get_job(job_id) for job_id in ids]
+    assert [job.payload for job in jobs] == ["a", "b", "c", "d"]
+    assert [job.run_at for job in jobs] == [moments[0], now, now, moments[3]]  # the past means now
+    assert [job.expires_at - job.run_at for job in jobs] == [timedelta(seconds=60)] * 4
+    assert {(job.priority, job.max_attempts, job.visibility_timeout, job.created_at) for job in jobs} == {
+        (2, 3, 300.0, now)
+    }
+
+
+@override_settings(ALKSTORE={"QUEUES": {"mail": {"expires_in": 60, "max_attempts": 7}}})
+def test_enqueue_many_with_moments_uses_the_queue_s_defaults(clock: ManualClock) -> None:
+    later = clock.now() + timedelta(days=2)
+    [job_id] = enqueue_many("mail", [1], run_ats=[later])
+    job = get_job(job_id)
+    assert (job.max_attempts, job.expires_at) == (7, later + timedelta(seconds=60))
+
+
+LATER = datetime(2100, 1, 1, tzinfo=UTC)
+
+
+@pytest.mark.parametrize(
+    ("options", "said"),
+    [
+        ({"run_ats": [LATER]}, "one moment for each payload: 1 for 2 payloads"),
+        ({"run_ats": []}, "one moment for each payload: 0 for 2 payloads"),
+        ({"run_ats": [LATER] * 3}, "one moment for each payload: 3 for 2 payloads"),
+        ({"run_ats": [LATER, LATER.replace(tzinfo=None)]}, r"run_ats\[1\] must be an aware datetime; .* no time zone"),
+        ({"run_ats": [LATER, None]}, r"run_ats\[1\] must be an aware datetime, not NoneType"),
+        ({"run_ats": [LATER.date(), LATER]}, r"run_ats\[0\] must be an aware datetime, not date"),
+        ({"run_ats": [LATER, 5.0]}, r"run_ats\[1\] must be an aware datetime, not float"),
+        ({"run_ats": LATER}, "run_ats must be a list .* not a datetime"),
+        ({"run_ats": "ab"}, "run_ats must be a list .* not a str"),
+        ({"run_ats": {LATER: 1, "b": 2}}, "run_ats must be a list .* not a dict"),
+        ({"run_ats": [LATER] * 2, "delay": 0}, "run_ats, or delay or run_at, not both"),
+        ({"run_ats": [LATER] * 2, "run_at": LATER}, "run_ats, or delay or run_at, not both"),
+        ({"run_ats": [], "delay": 5}, "run_ats, or delay or run_at, not both"),
+        ({"run_ats": [LATER] * 2, "expires_in": 0}, "expires_in"),
+        ({"run_ats": [LATER, datetime.max.replace(tzinfo=UTC)], "expires_in": 1}, "expires_in .* past the year 9999"),
+        ({"run_ats": [LATER] * 2, "unique_key": "k"}, "unique_key"),
+    ],
+)
+def test_enqueue_many_refuses_moments_that_do_not_fit_before_it_writes(options: dict[str, Any], said: str) -> None:
+    with pytest.raises(InvalidOption, match=said):
+        enqueue_many("mail", ["a", "b"], **options)
+    assert not Job.objects.exists()
+
+
+def test_enqueue_many_with_moments_and_no_payload_writes_nothing() -> None:
+    assert enqueue_many("mail", [], run_ats=[]) == []
+    with pytest.raises(InvalidOption, match="1 for 0 payloads"):
+        enqueue_many("mail", [], run_ats=[LATER])
+
+
+@pytest.mark.parametrize("add", [enqueue, enqueue_tx])
+def test_run_ats_is_an_option_of_enqueue_many_alone(add: Callable[..., Job]) -> None:
+    with pytest.raises(TypeError, match="unknown option 'run_ats'"):
+        add("mail", None, run_ats=[LATER])
+
+
+def test_many_reminders_each_at_its_own_moment_cost_little_more_than_at_one_moment() -> None:
+    """Both in processor time of this thread, and the better of two tries: others use the machine, too."""
+    count = 30_000
+    moments = [LATER + timedelta(seconds=n) for n in range(count)]
+
+    def seconds(**options: Any) -> float:
+        started = time.thread_time()
+        assert len(enqueue_many("reminders", range(count), **options)) == count
+        return time.thread_time() - started
+
+    each = min(seconds(run_ats=moments) for _ in range(2))
+    stored = Job.objects.order_by("id").values_list("run_at", flat=True)
+    assert list(stored) == moments * 2
+    assert each < 2 * min(seconds(run_at=LATER) for _ in range(2))
 
 
 @pytest.mark.django_db(transaction=True)

@@ -3,6 +3,8 @@
 
 import json
 import math
+import random
+from collections import Counter
 from collections.abc import Callable
 from datetime import UTC, datetime, timedelta
 from decimal import Decimal
@@ -12,10 +14,13 @@ import pytest
 from django.db import connection, transaction
 from django.test import override_settings
 
+from django_alkstore import backoff, registry, signals
+from django_alkstore import clock as clock_module
 from django_alkstore.clock import ManualClock
-from django_alkstore.exceptions import InvalidOption, LeaseLost, TransactionRequired
+from django_alkstore.exceptions import InvalidOption, LeaseLost, Retry, Snooze, TransactionRequired
 from django_alkstore.models import Job
-from django_alkstore.services import JobHandle, cancel, claim_batch, enqueue, get_job, requeue, sweep
+from django_alkstore.services import JobHandle, cancel, claim_batch, enqueue, enqueue_many, get_job, requeue, sweep
+from django_alkstore.testing import run_pending
 
 pytestmark = pytest.mark.django_db(transaction=True)
 
@@ -146,6 +151,126 @@ def test_the_cap_is_the_settings(clock: ManualClock) -> None:
     handle = claim()
     handle.retry("x")
     assert get_job(handle.id).run_at == clock.now() + timedelta(seconds=7)
+
+
+def _next_waits(count: int, **options: Any) -> list[float]:
+    """The waits of jobs that all fail at one moment, in seconds."""
+    enqueue_many("mail", range(count), **options)
+    failed_at = clock_module.now()
+    for handle in claim_batch("mail", "w", limit=count):
+        assert handle.retry("the server is down")
+    return [(job.run_at - failed_at).total_seconds() for job in Job.objects.filter(state="pending")]
+
+
+def test_jobs_that_failed_in_one_second_do_not_come_back_in_one_second(
+    clock: ManualClock, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(backoff, "rng", random.Random(1))
+    waits = _next_waits(500, backoff_base=100)
+    assert min(waits) >= 100
+    assert max(waits) <= 110
+    in_one_second = Counter(int(wait) for wait in waits)
+    assert in_one_second.keys() == set(range(100, 110))
+    assert max(in_one_second.values()) < 100
+
+
+@pytest.mark.parametrize(("jitter", "most"), [(0, 100), (0.5, 150), (1, 200)])
+def test_the_extra_is_at_most_the_settings_share_of_the_wait(
+    clock: ManualClock, monkeypatch: pytest.MonkeyPatch, jitter: float, most: float
+) -> None:
+    monkeypatch.setattr(backoff, "rng", random.Random(1))
+    with override_settings(ALKSTORE={"BACKOFF_JITTER": jitter}):
+        waits = _next_waits(200, backoff_base=100)
+    assert 100 <= min(waits) <= max(waits) <= most
+    assert len(set(waits)) == (200 if jitter else 1)
+
+
+def test_the_extra_comes_on_top_of_the_cap(clock: ManualClock, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(backoff, "rng", random.Random(1))
+    with override_settings(ALKSTORE={"MAX_BACKOFF": 60}):
+        waits = _next_waits(200, backoff_base=1_000)
+    assert 60 <= min(waits) < 61 < max(waits) <= 66
+
+
+def test_a_delay_that_was_given_has_no_extra(clock: ManualClock, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(backoff, "rng", random.Random(1))
+    handle = claimed()
+    assert handle.retry("x", delay=100)
+    assert get_job(handle.id).run_at == clock.now() + timedelta(seconds=100)
+    clock.advance(100)
+
+    def ask_for_a_delay(job: JobHandle) -> None:
+        raise Retry(delay=7) if job.attempt == 2 else Snooze(9)
+
+    with registry.isolated():
+        registry.handler("mail")(ask_for_a_delay)
+        run_pending("mail", limit=1)
+        assert get_job(handle.id).run_at == clock.now() + timedelta(seconds=7)
+        clock.advance(7)
+        run_pending("mail", limit=1)
+        assert get_job(handle.id).run_at == clock.now() + timedelta(seconds=9)
+
+
+def test_what_is_announced_is_the_wait_that_is_on_the_row(clock: ManualClock, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(backoff, "rng", random.Random(1))
+    announced: dict[int, float] = {}
+
+    def note(job: JobHandle, retry_in: float, **_: Any) -> None:
+        announced[job.id] = retry_in
+
+    enqueue_many("mail", range(20))
+    with registry.isolated():
+        registry.handler("mail")(_fail)
+        signals.job_retried.connect(note)
+        try:
+            run_pending("mail")
+        finally:
+            signals.job_retried.disconnect(note)
+    stored = {job.id: (job.run_at - clock.now()).total_seconds() for job in Job.objects.all()}
+    assert len(set(announced.values())) == 20
+    assert announced == pytest.approx(stored, abs=1e-6)
+
+
+def _fail(job: JobHandle) -> None:
+    raise ValueError("no luck")
+
+
+# The idempotency key
+
+
+def test_the_idempotency_key_is_the_same_on_every_delivery_and_on_the_job(clock: ManualClock) -> None:
+    job = enqueue("mail", None)
+    keys = {job.idempotency_key, get_job(job.id).idempotency_key}
+    for end in ("retry", "release", "lapse"):
+        clock.advance(1_000)
+        handle = claim()
+        keys.add(handle.idempotency_key)
+        if end != "lapse":
+            getattr(handle, end)()
+    cancel(job.id)
+    requeue(job.id)
+    keys |= {claim().idempotency_key, get_job(job.id).idempotency_key}
+    assert len(keys) == 1
+    [key] = keys
+    assert isinstance(key, str)
+    assert key.isascii()
+    assert key.replace("-", "").isdigit()
+
+
+def test_two_jobs_of_one_moment_have_two_idempotency_keys(clock: ManualClock) -> None:
+    enqueue_many("mail", range(100))
+    assert len({handle.idempotency_key for handle in claim_batch("mail", "w", limit=100)}) == 100
+
+
+def test_an_id_that_is_given_out_a_second_time_has_another_idempotency_key(clock: ManualClock) -> None:
+    first = enqueue("mail", None)
+    with connection.cursor() as cursor:  # as a restored backup does
+        cursor.execute("DELETE FROM django_alkstore_job")
+        cursor.execute("UPDATE sqlite_sequence SET seq = seq - 1 WHERE name = 'django_alkstore_job'")
+    clock.advance(0.000_001)
+    second = enqueue("mail", None)
+    assert second.id == first.id
+    assert second.idempotency_key != first.idempotency_key
 
 
 def test_f043_the_curve_never_overflows_at_any_attempt(clock: ManualClock) -> None:

@@ -23,6 +23,9 @@ FUNCTIONS = [
     "get_job",
     "cancel",
     "requeue",
+    "run_now",
+    "reschedule",
+    "prune",
     "sweep",
     "next_claim_at",
     "queue_stats",
@@ -39,6 +42,7 @@ FUNCTIONS = [
 ]
 HANDLE = [
     "id",
+    "idempotency_key",
     "queue",
     "payload",
     "attempt",

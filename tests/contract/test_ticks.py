@@ -3,12 +3,14 @@
 import logging
 import sqlite3
 from collections.abc import Callable, Iterator
+from contextlib import closing
 from datetime import UTC, datetime, timedelta, timezone
 from typing import Any
 
 import pytest
 from django.db import DatabaseError, IntegrityError, OperationalError, connection, transaction
 
+from django_alkstore import signals
 from django_alkstore.clock import LAST_MOMENT, LAST_US, ManualClock, to_us
 from django_alkstore.exceptions import InvalidOption
 from django_alkstore.models import Job, Schedule
@@ -22,6 +24,7 @@ from django_alkstore.services import (
     schedule,
     soonest,
     tick,
+    ticks,
 )
 
 pytestmark = pytest.mark.django_db(transaction=True)
@@ -325,6 +328,150 @@ def test_a_boundary_that_has_its_job_already_does_not_keep_the_next_from_firing(
     assert [fire.fire_at for fire in tick()] == [first + HOUR]
 
 
+# Steps
+
+
+def transactions_of(run: Callable[[], object]) -> list[int]:
+    """How many jobs each transaction that `run` made has enqueued; those without any are left out."""
+    jobs: list[int] = []
+
+    def count(execute: Any, sql: str, params: Any, many: bool, context: Any) -> Any:
+        result = execute(sql, params, many, context)
+        if sql.startswith("BEGIN"):
+            jobs.append(0)
+        elif sql.lstrip().startswith("INSERT") and Job._meta.db_table in sql:
+            jobs[-1] += 1
+        return result
+
+    with connection.execute_wrapper(count):
+        run()
+    return [number for number in jobs if number]
+
+
+@pytest.fixture
+def small_steps(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(ticks, "JOBS_IN_STEP", 10)
+    monkeypatch.setattr(ticks, "PAUSE", 0.001)
+
+
+@pytest.mark.usefixtures("small_steps")
+@pytest.mark.parametrize("given", [True, False])
+def test_a_tick_with_much_to_fire_is_several_short_transactions(clock: ManualClock, given: bool) -> None:
+    firsts = {f"s{n}": schedule(f"s{n}", "@every 1s", "mail").next_fire_at for n in range(5)}
+    firsts["late"] = schedule("late", "@every 13s", "mail").next_fire_at
+    clock.advance(13)
+    fires: list[Fire] = []
+    steps = transactions_of(lambda: fires.extend(tick(clock.now()) if given else tick()))
+    assert sum(steps) == len(fires) == 5 * 13 + 1
+    assert max(steps) == 10
+    assert len(steps) == 7
+    for name, first in firsts.items():
+        moments = [fire.fire_at for fire in fires if fire.name == name]
+        assert moments == [first + timedelta(seconds=n) for n in range(len(moments))]
+        assert fire_ats(name) == moments
+        assert row(name).last_fire_at == moments[-1]
+    assert [fire.name for fire in fires].index("late") == 65, "the earliest boundary goes first"
+    assert Job.objects.exclude(run_at=clock.now()).count() == 0
+    assert tick() == []
+
+
+@pytest.mark.usefixtures("small_steps")
+def test_f076_a_schedule_whose_backlog_takes_several_steps_still_fires_its_64_earliest(clock: ManualClock) -> None:
+    firsts = {name: schedule(name, "@every 1h", "mail").next_fire_at for name in ("a", "b")}
+    clock.advance(200 * 3_600 + 1)
+    steps = transactions_of(tick)
+    assert sum(steps) == 128
+    assert max(steps) == 10
+    for name, first in firsts.items():
+        assert fire_ats(name) == [first + HOUR * n for n in range(64)]
+        assert row(name).last_fire_at == first + HOUR * 63
+        assert row(name).next_fire_at == first + HOUR * 200
+    assert tick() == []
+    clock.advance(64 * 3_600)
+    assert len(tick()) == 128, "the next backlog has its own 64"
+
+
+def test_a_step_ends_by_the_time_that_it_has_taken(clock: ManualClock, monkeypatch: pytest.MonkeyPatch) -> None:
+    """By real time: the clock that the test holds stands still meanwhile."""
+    monkeypatch.setattr(ticks, "LONGEST_STEP", 0.0)
+    first = schedule("report", "@every 1s", "mail").next_fire_at
+    clock.advance(5)
+    assert transactions_of(tick) == [1] * 5
+    assert fire_ats() == [first + timedelta(seconds=n) for n in range(5)]
+
+
+@pytest.mark.usefixtures("small_steps")
+def test_other_writers_get_in_between_two_steps_and_each_step_is_announced_before_the_next(clock: ManualClock) -> None:
+    schedule("report", "@every 1s", "mail")
+    clock.advance(35)
+    announced: list[int] = []
+    committed: list[int] = []
+
+    def listen(*, fire: Fire, **_: object) -> None:
+        with closing(sqlite3.connect(connection.settings_dict["NAME"], timeout=0, isolation_level=None)) as raw:
+            raw.execute("BEGIN IMMEDIATE")
+            committed.append(raw.execute(f"SELECT count(*) FROM {Job._meta.db_table}").fetchone()[0])
+            raw.execute("COMMIT")
+        announced.append(fire.job_id)
+
+    signals.schedule_fired.connect(listen)
+    try:
+        fires = tick()
+    finally:
+        signals.schedule_fired.disconnect(listen)
+    assert announced == [fire.job_id for fire in fires]
+    assert committed == [10] * 10 + [20] * 10 + [30] * 10 + [35] * 5
+
+
+@pytest.mark.usefixtures("small_steps")
+def test_a_tick_that_is_interrupted_keeps_its_progress(clock: ManualClock) -> None:
+    firsts = {name: schedule(name, "@every 1s", "mail").next_fire_at for name in ("a", "b")}
+    clock.advance(18)
+    inserts: list[str] = []
+
+    def fail(execute: Any, sql: str, params: Any, many: bool, context: Any) -> Any:
+        if sql.lstrip().startswith("INSERT") and Job._meta.db_table in sql:
+            inserts.append(sql)
+            if len(inserts) == 25:
+                raise OperationalError("disk I/O error")
+        return execute(sql, params, many, context)
+
+    with connection.execute_wrapper(fail), pytest.raises(OperationalError):
+        tick()
+    assert Job.objects.count() == 20
+    for name in firsts:
+        moments = fire_ats(name)
+        assert moments
+        assert row(name).last_fire_at == moments[-1]
+        assert row(name).next_fire_at == moments[-1] + timedelta(seconds=1)
+    assert len(tick()) == 16
+    for name, first in firsts.items():
+        assert fire_ats(name) == [first + timedelta(seconds=n) for n in range(18)]
+
+
+@pytest.mark.usefixtures("small_steps")
+def test_in_a_callers_transaction_a_tick_is_one_step_and_fails_as_a_whole(clock: ManualClock) -> None:
+    schedule("report", "@every 1s", "mail")
+    clock.advance(35)
+    with transaction.atomic():
+        with pytest.raises(OperationalError):
+            refuse_the_second_insert(tick)
+        assert Job.objects.count() == 0
+    assert transactions_of(transaction.atomic()(tick)) == [35]
+    assert Job.objects.count() == 35
+
+
+@pytest.mark.usefixtures("small_steps")
+def test_rows_that_cannot_be_read_are_paused_in_the_step_that_meets_them(clock: ManualClock) -> None:
+    for n in range(25):
+        schedule(f"s{n}", "@every 1h", "mail")
+    raw("UPDATE SCHEDULE SET spec = 'hourly' WHERE name IN ('s0', 's9', 's10', 's24')")
+    clock.advance(3_600)
+    assert sum(transactions_of(tick)) == 21
+    assert Schedule.objects.filter(enabled=False).count() == 4
+    assert tick() == []
+
+
 # All or nothing
 
 
@@ -546,8 +693,6 @@ def test_the_last_boundary_that_a_date_can_hold_is_fired(clock: ManualClock) -> 
 
 
 def test_each_fire_is_logged_and_announced_once(clock: ManualClock, caplog: pytest.LogCaptureFixture) -> None:
-    from django_alkstore import signals
-
     heard: list[Fire] = []
 
     def listen(*, fire: Fire, **_: object) -> None:

@@ -5,6 +5,7 @@ for workers, the scheduler and both), tests/concurrency/test_leaders.py (F009), 
 service past the busy timeout).
 """
 
+import itertools
 import os
 import sqlite3
 import threading
@@ -18,14 +19,16 @@ from django.db import DatabaseError, OperationalError, connection, connections
 
 from django_alkstore import services, signals
 from django_alkstore.clock import ManualClock
-from django_alkstore.dialects import dialect_of, sqlite, transactions
+from django_alkstore.dialects import dialect_of, file_access, sqlite, transactions
 from django_alkstore.dialects.base import Change, DatabaseReplaced
 from django_alkstore.dialects.watch import Watch
 from django_alkstore.models import Job
+from django_alkstore.runtime import worker as worker_module
 from django_alkstore.runtime.loop import chosen
-from django_alkstore.runtime.rounds import IN_LINE
 from django_alkstore.runtime.scheduler import schedule_until
 from django_alkstore.runtime.worker import Worker
+from django_alkstore.runtime.writing import BETWEEN_SLICES
+from django_alkstore.services import waiting
 from django_alkstore.services.patience import (
     LONGEST_CONTENTION_PAUSE,
     LONGEST_FAULT_PAUSE,
@@ -151,6 +154,155 @@ def test_f134_a_file_or_folder_made_read_only_is_an_error_to_the_caller_and_no_h
     finally:
         spoilt.chmod(mode)
     assert everything(ALIAS) == before
+
+
+# Files beside the database that cannot be written
+
+
+COUNTS_LOOKS = """
+import sys
+from django.core.management import call_command
+from django_alkstore import signals
+from django_alkstore.dialects.sqlite import DataVersion
+looks = 0
+version = DataVersion.version
+
+def counted(self):
+    global looks
+    looks += 1
+    return version(self)
+
+def tell(**_):
+    print("looks", looks, flush=True)
+
+DataVersion.version = counted
+signals.database_trouble.connect(tell)
+call_command(*sys.argv[1:])
+"""
+
+
+@wal_only
+@pytest.mark.parametrize("repair", ["another mode", "deleted"])
+@pytest.mark.parametrize(
+    "command", [("run_queue", "noop"), ("run_schedules",), ("run_alkstore",)], ids=lambda found: found[0]
+)
+def test_a_command_that_can_not_write_the_index_of_the_wal_says_so_rests_and_goes_on_once_it_is_repaired(
+    store: Store, command: tuple[str, ...], repair: str
+) -> None:
+    """As a command leaves them that another user has run: it can be read, and each look finds another version."""
+    services.schedule("often", "@every 1s", "noop", using=ALIAS)
+    first = services.enqueue("noop", None, using=ALIAS)
+    left = store.leave_files(0o444)
+    process = store.start_bound_by_permissions("-c", COUNTS_LOOKS, *command)
+    process.wait_for(TROUBLE, 4)
+    process.wait_for("looks", 4)
+    line = next(line for line in process.lines if TROUBLE in line)
+    for file in left:
+        assert f"{file} (owner {file.owner()}, mode 0444)" in line
+    looks = [int(line.split()[1]) for line in process.lines if line.startswith("looks")]
+    assert looks[-1] < 500, "it is busy looking"
+    for file in left:
+        if repair == "deleted":
+            file.unlink()
+        else:
+            file.chmod(0o644)
+    process.wait_for("database is back")
+    if command != ("run_schedules",):
+        store.wait_for_state("completed", first.pk)
+        store.wait_for_state("completed", services.enqueue("noop", None, using=ALIAS).pk)
+    if command != ("run_queue", "noop"):
+        process.wait_for("fired often", 2)
+    assert "Traceback" not in process.output
+
+
+@wal_only
+def test_a_command_that_can_not_write_says_which_file_and_whose_it_is(store: Store) -> None:
+    store.reopen()
+    store.path.parent.chmod(0o555)
+    process = store.start_bound_by_permissions("alkstore_prune")
+    try:
+        assert process.wait() == 1
+    finally:
+        store.path.parent.chmod(0o755)
+    folder = store.path.parent.resolve()
+    assert f"cannot write the folder {folder} (owner {folder.owner()}, mode 0555)" in process.output
+
+
+def test_what_can_not_be_written_is_named_with_its_owner(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
+    link = store.path.with_name("link.sqlite3")
+    link.symlink_to(store.path)
+    assert file_access.write_obstacle(link) is None
+    monkeypatch.setattr(file_access, "_is_writable", lambda file: file != store.path)
+    found = file_access.write_obstacle(link)
+    assert found is not None
+    assert f"cannot write {store.path} (owner {store.path.owner()}, mode 0644)" in found
+    monkeypatch.setattr(file_access, "_is_writable", lambda file: not file.is_dir())
+    assert f"cannot write the folder {store.path.parent} (owner " in str(file_access.write_obstacle(link))
+
+
+def test_a_renewed_connection_tells_of_what_was_committed_while_there_was_none(store: Store, change: Change) -> None:
+    seen = change.version()
+    change.renew()
+    with store.raw() as raw:
+        raw.execute("INSERT INTO ledger_entry (text) VALUES ('meanwhile')")
+    renewed = change.version()
+    assert renewed != seen
+    assert change.version() == renewed
+    with store.raw() as raw:
+        raw.execute("INSERT INTO ledger_entry (text) VALUES ('later')")
+    assert change.version() != renewed
+
+
+def test_a_renewed_connection_makes_no_file_where_there_is_none_any_more(store: Store, change: Change) -> None:
+    change.renew()
+    store.reopen()
+    for path in store.path.parent.iterdir():
+        path.unlink()
+    with pytest.raises(DatabaseReplaced, match="is gone"):
+        change.version()
+    assert not store.path.exists()
+
+
+def test_a_renewed_connection_notices_that_the_file_is_another(store: Store, change: Change) -> None:
+    change.renew()
+    put_another_in_its_place(store)
+    with pytest.raises(DatabaseReplaced, match="replaced by another"):
+        change.version()
+
+
+def test_a_connection_that_can_not_be_renewed_now_is_renewed_later(
+    store: Store, change: Change, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refuse(self: object) -> None:
+        raise OperationalError("unable to open database file")
+
+    change.renew()
+    with monkeypatch.context() as patch:
+        patch.setattr(type(connections[ALIAS]), "ensure_connection", refuse)
+        seen = change.version()
+        assert change.version() == seen, "a wait for another version would end at once"
+    assert change.version() != seen
+
+
+def test_a_version_that_differs_at_each_look_is_none_at_all(change: Change, monkeypatch: pytest.MonkeyPatch) -> None:
+    numbers = itertools.count(1_000)
+    steady = change.version()
+    with monkeypatch.context() as patch:
+        patch.setattr(sqlite, "_data_version", lambda raw: next(numbers))
+        assert change.version() == change.version() != steady
+    assert change.version() == steady
+
+
+def test_after_a_fault_every_watch_of_the_database_opens_it_anew(store: Store) -> None:
+    error = OperationalError("attempt to write a readonly database")
+    with Watch(ALIAS) as one, Watch(ALIAS) as another, Watch("default") as elsewhere:
+        seen = [watch.version() for watch in (one, another, elsewhere)]
+        Patience("working", ALIAS).after(error)
+        assert connections[ALIAS].connection is None
+        assert one.version() != seen[0]
+        assert another.version() != seen[1]
+        assert elsewhere.version() == seen[2]
+        assert one.wait(one.version(), 0) is False
 
 
 # Gone, or another
@@ -550,7 +702,8 @@ def hurried(clock: ManualClock, monkeypatch: pytest.MonkeyPatch) -> Hurried:
     event = Hurried(clock)
     monkeypatch.setattr(Watch, "wait", lambda self, seen, timeout: event.wait(timeout))
     monkeypatch.setattr(Watch, "wait_for_bell", lambda self, timeout: event.wait(timeout))
-    monkeypatch.setattr(transactions, "longest_wait", lambda connection: 0.0)
+    for module in (transactions, waiting):
+        monkeypatch.setattr(module, "longest_wait", lambda connection: 0.0)
     return event
 
 
@@ -570,15 +723,21 @@ def lines_of_trouble(caplog: pytest.LogCaptureFixture) -> int:
 
 @LASTING
 def test_while_a_fault_lasts_a_worker_tries_as_often_as_the_pauses_say_and_says_so_once_a_minute(
-    clock: ManualClock, hurried: Hurried, caplog: pytest.LogCaptureFixture, code: int, longest: float
+    clock: ManualClock,
+    hurried: Hurried,
+    caplog: pytest.LogCaptureFixture,
+    monkeypatch: pytest.MonkeyPatch,
+    code: int,
+    longest: float,
 ) -> None:
+    monkeypatch.setattr(worker_module, "LAST_WRITES", 0.0)
     # Where a thread is slow to end, a worker ends its process, and here that is the suite's.
     worker = Worker("default", chosen(["noop"], outboxes=False), end_process=lambda code: None)
     refusals = Refusals(clock, code, over=lambda: worker.wind_down("that was long enough"))
     with connection.execute_wrapper(refusals), caplog.at_level("WARNING", "django_alkstore"):
         assert worker.run() == 0
     # For the length of the busy timeout it stands in line, as any writer does.
-    in_line = transactions.busy_timeout("default") / IN_LINE if code == sqlite3.SQLITE_BUSY else 0
+    in_line = transactions.busy_timeout("default") / BETWEEN_SLICES if code == sqlite3.SQLITE_BUSY else 0
     assert LONG / longest <= refusals.count <= in_line + LONG / longest + GROWING
     assert lines_of_trouble(caplog) <= LONG / LONGEST_QUIET + GROWING
 

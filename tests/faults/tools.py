@@ -13,6 +13,7 @@ from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
 
+import pytest
 from django.db import connections
 
 from django_alkstore.models import Job, Lock, Schedule
@@ -60,9 +61,28 @@ Shifted.monotonic = lambda self: clock.SystemClock.monotonic(self) + float(shift
 
 COMMAND = """
 from django.core.management import call_command
-from django_alkstore.runtime import rounds
-rounds.LONGEST_SLEEP = 1.0  # after that it looks at the clock again; by itself a minute
+from django_alkstore.runtime import handler_threads, keeper
+handler_threads.LONGEST_SLEEP = keeper.LONGEST_SLEEP = 1.0  # after that it looks at the clock again; by itself a minute
 call_command(*sys.argv[2:])
+"""
+
+
+# Runs Python with these arguments by the permissions of files, which do not bind root otherwise.
+BOUND_BY_PERMISSIONS = """
+import os, sys
+command = [sys.executable, *sys.argv[1:]]
+if os.geteuid() == 0:
+    without = "-dac_override,-dac_read_search"
+    command = ["setpriv", f"--bounding-set={without}", f"--inh-caps={without}", *command]
+os.execvp(command[0], command)
+"""
+
+# Ends in the middle of its work, so that it leaves the files that a database has beside it while it is open.
+LEAVES_FILES = """
+import os, sqlite3, sys
+raw = sqlite3.connect(sys.argv[1], isolation_level=None)
+raw.execute("INSERT INTO ledger_entry (text) VALUES ('left')")
+os._exit(0)
 """
 
 
@@ -77,6 +97,25 @@ class Store:
         process = start_process(arguments, {"ALKSTORE_TEST_DATABASE": str(self.path), **environment})
         self.started.append(process)
         return process
+
+    def start_bound_by_permissions(self, *arguments: str) -> Process:
+        """As `start`; skips the test where root cannot be bound."""
+        if os.geteuid() == 0 and shutil.which("setpriv") is None:
+            pytest.skip("there is no setpriv command")
+        if arguments[0] == "-c":
+            return self.start(
+                "-c", BOUND_BY_PERMISSIONS, "-c", "import django; django.setup()\n" + arguments[1], *arguments[2:]
+            )
+        return self.start("-c", BOUND_BY_PERMISSIONS, "-m", "django", *arguments)
+
+    def leave_files(self, mode: int) -> list[Path]:
+        """The `-wal` and the `-shm`, of this mode, as a process leaves them that ends in the middle of its work."""
+        self.reopen()
+        assert self.start("-c", LEAVES_FILES, str(self.path)).wait() == 0
+        left = [Path(f"{self.path}{suffix}") for suffix in ("-wal", "-shm")]
+        for file in left:
+            file.chmod(mode)
+        return left
 
     def raw(self) -> "closing[sqlite3.Connection]":
         return closing(sqlite3.connect(self.path, isolation_level=None, timeout=30))

@@ -102,14 +102,14 @@ def _most_claimed() -> int:
         return int(cursor.fetchone()[0])
 
 
-PATIENT_CUT = """
+PATIENT_END = """
 import sys
 from django.core.management import call_command
-from django_alkstore.runtime import threads
-threads.LONGEST_CUT = 60.0
+from django_alkstore.runtime import worker
+worker.LAST_WRITES = 60.0
 call_command(*sys.argv[1:])
 """
-"""Runs a command that waits until the writer lock is taken from an atomic handler, and no second only."""
+"""Runs a command that waits longer, at a hard end, until the writer lock is taken from a handler."""
 
 
 def freeze(process: Process) -> None:

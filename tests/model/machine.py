@@ -239,6 +239,7 @@ class Alkstore(RuleBasedStateMachine):
             "KEEP_COMPLETED": keep_completed,
             "KEEP_DEAD": keep_dead,
             "MAX_BACKOFF": max_backoff,
+            "BACKOFF_JITTER": 0,
             "QUEUES": {"print": vars(CONFIGURED)},
         }
         self._exits.enter_context(override_settings(ALKSTORE=setting))
@@ -378,6 +379,14 @@ class Alkstore(RuleBasedStateMachine):
         assert len(ids) == len(several)
         for job_id, payload in zip(ids, several, strict=True):
             self.model.add(job_id, queue, payload, **given)
+        self.ids += ids
+
+    @operation(queue=queues, run_ins=st.lists(moments, max_size=3), options=fire_options)
+    def enqueue_many_at(self, queue: str, run_ins: list[float], options: dict[str, Any]) -> None:
+        run_ats = [self.clock.now() + timedelta(seconds=run_in) for run_in in run_ins]
+        ids = services.enqueue_many(queue, run_ins, run_ats=run_ats, **options)
+        for job_id, payload, run_at in zip(ids, run_ins, run_ats, strict=True):
+            self.model.add(job_id, queue, payload, run_at=run_at, **options)
         self.ids += ids
 
     @operation(queue=queues, key=keys, payload=payloads, options=unkeyed_options)
@@ -656,6 +665,12 @@ class Alkstore(RuleBasedStateMachine):
     def run_now(self, which: int) -> None:
         job_id = self._job_id(which, "pending")
         assert services.run_now(job_id) is self.model.run_now(job_id)
+
+    @on_a_job(which=which, run_in=moments)
+    def reschedule(self, which: int, run_in: float) -> None:
+        job_id = self._job_id(which, "pending")
+        run_at = self.clock.now() + timedelta(seconds=run_in)
+        assert services.reschedule(job_id, run_at) is self.model.reschedule(job_id, run_at)
 
     @on_a_job(which=which)
     def get_job(self, which: int) -> None:

@@ -382,6 +382,17 @@ class Model:
         self._put(replace(job, run_at=self.now))
         return True
 
+    def reschedule(self, job_id: int, run_at: datetime) -> bool:
+        """A pending job that has not expired. Its expiry keeps its distance from `run_at`, unless it lies before it."""
+        job = self.jobs.get(job_id)
+        if job is None or job.state != "pending" or (job.expires_at is not None and job.expires_at <= self.now):
+            return False
+        run_at, expires_at = max(run_at, self.now), job.expires_at
+        if expires_at is not None and expires_at > job.run_at:
+            expires_at += run_at - job.run_at
+        self._put(replace(job, run_at=run_at, expires_at=expires_at))
+        return True
+
     def prune(self) -> dict[str, int]:
         """A job may go once it has been finished for exactly as long as it is kept."""
         removed = {"completed": 0, "dead": 0, "cancelled": 0}

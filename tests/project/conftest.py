@@ -47,7 +47,7 @@ def shop(shop_tables: None, tmp_path: Path) -> Iterator[None]:
             ROOT_URLCONF="testproject.urls",
             SHOP_WEBHOOK_URL="http://127.0.0.1:1/",
             SHOP_WEBHOOK_SECRET="a secret of the tests",
-            SHOP_RETRY_AFTER=0,
+            ALKSTORE={"QUEUES": {"outbox:mail": {"backoff_base": 0}, "outbox:webhook": {"backoff_base": 0}}},
             SHOP_MAIL_FOLDER=tmp_path / "mail",
             **MAIL,
         ),

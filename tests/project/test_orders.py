@@ -38,7 +38,7 @@ def test_an_order_is_stored_with_its_lines_its_mail_and_its_webhook(client: Clie
 
 
 def test_the_retry_curve_is_the_one_of_the_settings(client: Client, settings: Any) -> None:
-    settings.SHOP_RETRY_AFTER = 0.25
+    settings.ALKSTORE = {"QUEUES": {name: {"backoff_base": 0.25} for name in ("outbox:mail", "outbox:webhook")}}
     order(client)
     assert set(Job.objects.values_list("backoff_base", "max_attempts")) == {(0.25, 5)}
 
@@ -158,7 +158,9 @@ def test_the_mail_tells_the_order(client: Client, mailoutbox: list[EmailMessage]
     assert mail.subject == "Your order T-1"
     assert "2 x Green tea, 100 g" in str(mail.body)
     assert "Total: 26.25" in str(mail.body)
-    assert mail.extra_headers == {"X-Shop-Order": "T-1", "X-Shop-Job": str(job.id)}
+    message_id = f"<{job.idempotency_key}@shop.example.com>"
+    assert mail.extra_headers == {"X-Shop-Order": "T-1", "Message-ID": message_id}
+    assert mail.message()["Message-ID"] == message_id
     assert Job.objects.get(pk=job.id).state == State.COMPLETED
 
 

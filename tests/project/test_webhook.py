@@ -14,7 +14,7 @@ from django_alkstore.testing import run_pending
 from testproject.receiver import SILENCE, Ledger, Receiver
 from testproject.shop.models import Order
 from testproject.shop.orders import place
-from testproject.signing import JOB_HEADER, SIGNATURE_HEADER, is_signed, sign
+from testproject.signing import KEY_HEADER, SIGNATURE_HEADER, is_signed, sign
 
 SECRET = "a secret of the tests"
 FIRST = {"refuses": ("refused", 503), "fails": ("accepted", 500), "is silent": ("accepted", SILENCE)}
@@ -27,10 +27,10 @@ def log(tmp_path: Path) -> Path:
 
 @pytest.fixture
 def fate(monkeypatch: pytest.MonkeyPatch) -> Callable[[str, int], None]:
-    """What befalls each job's first delivery; until a test says otherwise, nothing does."""
+    """What befalls each key's first delivery; until a test says otherwise, nothing does."""
 
     def befall(event: str, status: int) -> None:
-        monkeypatch.setattr(Ledger, "_first", lambda self, job: (event, status))
+        monkeypatch.setattr(Ledger, "_first", lambda self, key: (event, status))
 
     befall("accepted", 200)
     return befall
@@ -51,19 +51,19 @@ def receiver(log: Path, fate: object, settings: Any) -> Iterator[Receiver]:
 
 def entries(log: Path) -> list[tuple[str, str | None, str, int]]:
     noted = map(json.loads, log.read_text().splitlines())
-    return [(entry["job"], entry["order"], entry["event"], entry["answer"]) for entry in noted]
+    return [(entry["key"], entry["order"], entry["event"], entry["answer"]) for entry in noted]
 
 
-def placed() -> str:
-    """An order; the id of its webhook's job."""
+def placed() -> Job:
+    """An order; its webhook's job."""
     place("T-1", "a@example.com", {"tea": 1})
-    return str(Job.objects.get(payload__contains="T-1").pk)
+    return Job.objects.get(payload__contains="T-1")
 
 
-def post(server: Receiver, job: str, body: bytes, signature: str) -> int:
+def post(server: Receiver, key: str, body: bytes, signature: str) -> int:
     connection = HTTPConnection("127.0.0.1", server.server_port, timeout=10)
     try:
-        connection.request("POST", "/", body, {JOB_HEADER: job, SIGNATURE_HEADER: signature})
+        connection.request("POST", "/", body, {KEY_HEADER: key, SIGNATURE_HEADER: signature})
         return connection.getresponse().status
     except RemoteDisconnected:
         return SILENCE
@@ -74,8 +74,8 @@ def post(server: Receiver, job: str, body: bytes, signature: str) -> int:
 def test_a_webhook_is_signed_and_taken(receiver: Receiver, log: Path) -> None:
     job = placed()
     run_pending("webhook")
-    assert entries(log) == [(job, "T-1", "accepted", 200)]
-    assert Job.objects.get(pk=job).state == State.COMPLETED
+    assert entries(log) == [(job.idempotency_key, "T-1", "accepted", 200)]
+    assert Job.objects.get(pk=job.pk).state == State.COMPLETED
 
 
 @pytest.mark.parametrize("trouble", FIRST)
@@ -89,7 +89,7 @@ def test_a_webhook_that_is_not_confirmed_is_sent_again_and_taken_once(
     events = [event for _, _, event, _ in entries(log)]
     assert events.count("accepted") == 1
     assert len(events) == 2
-    stored = Job.objects.get(pk=job)
+    stored = Job.objects.get(pk=job.pk)
     assert stored.state == State.COMPLETED
     assert len(stored.errors) == 1
 
@@ -97,7 +97,7 @@ def test_a_webhook_that_is_not_confirmed_is_sent_again_and_taken_once(
 def test_a_receiver_that_is_not_there_costs_attempts_and_then_leaves_a_dead_job() -> None:
     job = placed()
     assert len(run_pending("webhook")) == 5
-    stored = Job.objects.get(pk=job)
+    stored = Job.objects.get(pk=job.pk)
     assert stored.state == State.DEAD
     assert "URLError" in (stored.last_error or "")
     assert Order.objects.count() == 1
@@ -108,15 +108,15 @@ def test_a_wrong_secret_ends_the_job_at_once(receiver: Receiver, log: Path, sett
     settings.SHOP_WEBHOOK_SECRET = "another one"
     job = placed()
     assert len(run_pending("webhook")) == 1
-    assert entries(log) == [(job, None, "forged", 401)]
-    stored = Job.objects.get(pk=job)
+    assert entries(log) == [(job.idempotency_key, None, "forged", 401)]
+    stored = Job.objects.get(pk=job.pk)
     assert (stored.state, stored.last_error) == (State.DEAD, "Discard: the receiver answered 401")
 
 
-def test_repeats_are_ignored_by_the_jobs_id_alone(receiver: Receiver, log: Path) -> None:
+def test_repeats_are_ignored_by_the_idempotency_key_alone(receiver: Receiver, log: Path) -> None:
     body = b'{"order": "T-1"}'
-    assert [post(receiver, job, body, sign(SECRET, job, body)) for job in ("1", "1", "2")] == [200, 200, 200]
-    assert [(job, event) for job, _, event, _ in entries(log)] == [
+    assert [post(receiver, key, body, sign(SECRET, key, body)) for key in ("1", "1", "2")] == [200, 200, 200]
+    assert [(key, event) for key, _, event, _ in entries(log)] == [
         ("1", "accepted"),
         ("1", "repeat"),
         ("2", "accepted"),
@@ -142,7 +142,7 @@ def test_a_receiver_knows_repeats_after_a_restart(log: Path, fate: object) -> No
 
 
 @pytest.mark.parametrize(
-    ("job", "body", "signature"),
+    ("key", "body", "signature"),
     [
         ("1", b"{}", ""),
         ("1", b"{}", "sha256="),
@@ -152,11 +152,11 @@ def test_a_receiver_knows_repeats_after_a_restart(log: Path, fate: object) -> No
         ("1", b"{}", sign(SECRET, "1", b"{}").upper()),
         ("1", b"{}", "\xe9\xff"),
     ],
-    ids=["none", "empty", "wrong secret", "wrong job", "wrong body", "upper case", "not ASCII"],
+    ids=["none", "empty", "wrong secret", "wrong key", "wrong body", "upper case", "not ASCII"],
 )
-def test_a_wrong_signature_is_refused(receiver: Receiver, log: Path, job: str, body: bytes, signature: str) -> None:
-    assert not is_signed(SECRET, job, body, signature)
-    assert post(receiver, job, body, signature) == 401
+def test_a_wrong_signature_is_refused(receiver: Receiver, log: Path, key: str, body: bytes, signature: str) -> None:
+    assert not is_signed(SECRET, key, body, signature)
+    assert post(receiver, key, body, signature) == 401
     assert [event for _, _, event, _ in entries(log)] == ["forged"]
 
 
@@ -170,7 +170,7 @@ def test_a_forged_delivery_does_not_make_the_real_one_a_repeat(receiver: Receive
 def test_a_share_of_first_deliveries_fails_always_the_same_ones(tmp_path: Path) -> None:
     def first_answers(name: str) -> list[int]:
         ledger = Ledger(tmp_path / name, seed=1)
-        answers = [ledger.deliver(str(job), b"{}") for job in range(400)]
+        answers = [ledger.deliver(str(key), b"{}") for key in range(400)]
         ledger.close()
         return answers
 

@@ -10,6 +10,7 @@ import pytest
 from django.core.management import get_commands
 
 from django_alkstore import conf, exceptions, services
+from django_alkstore.backoff import backoff
 from django_alkstore.models import Job, State
 from django_alkstore.services.options import JobOptions
 
@@ -44,6 +45,18 @@ def test_every_python_example_is_python_and_imports_what_there_is(code: str) -> 
 
 def test_every_setting_is_listed_and_no_other() -> None:
     assert sorted(first_cells(section("Settings"))) == sorted(conf._READERS)
+
+
+def test_the_readme_s_hours_until_a_job_is_dead_are_those_of_the_curve() -> None:
+    rows = re.findall(r"^\| .*?(\d+) attempts, base (\d+) s \| .* \| (\d+) (seconds|hours) \|$", README, re.MULTILINE)
+    assert len(rows) == 4
+    cap = conf.Settings().max_backoff
+    for attempts, base, said, unit in rows:
+        waits = [backoff(float(base), attempt, cap) for attempt in range(1, int(attempts))]
+        assert int(sum(waits) / {"seconds": 1, "hours": 3_600}[unit]) == int(said)
+    listed = {(int(attempts), float(base)) for attempts, base, *_ in rows}
+    for defaults in (conf.JobDefaults(), conf.OUTBOX_DEFAULTS):
+        assert (defaults.max_attempts, defaults.backoff_base) in listed
 
 
 def test_every_error_is_listed_and_no_other() -> None:

@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 from django.db import connection
 
-from django_alkstore.clock import ManualClock
+from django_alkstore.clock import ManualClock, now
 from django_alkstore.exceptions import DuplicateJob
 from django_alkstore.models import Job
 from django_alkstore.services import (
@@ -20,6 +20,7 @@ from django_alkstore.services import (
     prune,
     queue_stats,
     requeue,
+    reschedule,
     sweep,
 )
 
@@ -98,6 +99,7 @@ def finish_in_every_way() -> None:
     handles[3].release()
     cancel(handles[4].id)
     requeue(handles[4].id)
+    reschedule(handles[4].id, now())
     get_job(handles[4].id)
 
 

@@ -1,6 +1,7 @@
 """dialects/watch.py: waiting to be told of a commit, of a bell, or of a deadline."""
 
 import gc
+import itertools
 import os
 import signal
 import sqlite3
@@ -14,9 +15,10 @@ import pytest
 from django.db import OperationalError, connection, connections, transaction
 from django.db.backends.base.base import BaseDatabaseWrapper
 
+from django_alkstore.dialects import watch as watch_module
 from django_alkstore.dialects.watch import Watch
-from django_alkstore.services import enqueue
-from django_alkstore.services.leader import StopEvent
+from django_alkstore.services import enqueue, schedule
+from django_alkstore.services.waiting import StopEvent
 from tests.ledger.models import Entry
 from tests.processes import PATIENCE, Process
 
@@ -61,6 +63,16 @@ def in_thread(work: Callable[[], Any]) -> threading.Thread:
     thread = threading.Thread(target=run)
     thread.start()
     return thread
+
+
+def refuse_inotify(monkeypatch: pytest.MonkeyPatch, error: Exception, where: str) -> None:
+    """Let it raise there, and let nobody have said so before."""
+
+    def refuse(*_: object, **__: object) -> None:
+        raise error
+
+    monkeypatch.setattr(f"inotify_simple.{where}", refuse)
+    monkeypatch.setattr(watch_module, "_times_polling", itertools.count())
 
 
 # Commits
@@ -164,19 +176,75 @@ def test_a_commit_is_seen_also_where_the_kernel_tells_nothing(
             writer.wait_for("written", times=number)
 
 
-def test_a_commit_is_seen_also_when_the_kernel_has_no_watches_left(
-    transactional_db: None, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize(
+    "error",
+    [
+        OSError(28, "No space left on device"),
+        AttributeError("inotify_init1"),
+        ImportError("no _ctypes"),
+        ValueError("x"),
+    ],
+    ids=["no watches left", "no such function", "no ctypes", "anything"],
+)
+@pytest.mark.parametrize("where", ["INotify", "INotify.add_watch"])
+def test_a_commit_is_seen_whatever_is_wrong_with_inotify_and_one_line_says_that_it_polls(
+    transactional_db: None,
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+    error: Exception,
+    where: str,
 ) -> None:
-    inotify_simple = pytest.importorskip("inotify_simple")
-
-    def refuse(*_: object) -> None:
-        raise OSError(28, "No space left on device")
-
-    monkeypatch.setattr(inotify_simple.INotify, "add_watch", refuse)
-    with Watch("default") as watch:
+    pytest.importorskip("inotify_simple")
+    refuse_inotify(monkeypatch, error, where)
+    with Watch("default") as watch, Watch("default"):
         seen = watch.version()
         write()
         assert watch.wait(seen, PATIENCE) is True
+    (line,) = [record.getMessage() for record in caplog.records if "file events" in record.getMessage()]
+    assert str(error) in line
+
+
+def test_a_worker_and_a_scheduler_run_without_ctypes_and_say_once_that_they_poll(start: Callable[..., Process]) -> None:
+    code = """
+import sys
+from django.core.management import call_command
+sys.modules["_ctypes"] = None
+call_command("run_alkstore")
+"""
+    schedule("often", "@every 1s", "noop")
+    process = start("-c", code)
+    process.wait_for("scheduler leads")
+    process.wait_for("completed job", 2)
+    process.signal(signal.SIGTERM)
+    assert process.wait() == 0
+    assert process.output.count("file events cannot be used (ModuleNotFoundError: ") == 1
+    assert "Traceback" not in process.output
+
+
+def test_threads_may_wait_one_after_the_other_while_others_read_the_events(watch: Watch) -> None:
+    """As the leading thread of a worker changes, and `forget` is called by a thread that does not wait."""
+    stop = threading.Event()
+
+    def forget() -> None:
+        while not stop.is_set():
+            watch.forget()
+
+    others = [in_thread(forget), in_thread(forget)]
+    found = []
+
+    def see_a_commit() -> None:
+        seen = watch.version()
+        write()
+        found.append(watch.wait(seen, PATIENCE))
+
+    try:
+        for _ in range(20):
+            in_thread(see_a_commit).join(PATIENCE)
+    finally:
+        stop.set()
+        for other in others:
+            other.join(PATIENCE)
+    assert found == [True] * 20
 
 
 # Writes that are not committed
@@ -391,12 +459,8 @@ def test_a_closed_watch_leaves_no_file_open(
     if kind == "file without inotify":
         monkeypatch.setattr(Watch, "_watch_files", lambda self: None)
     elif kind == "no watches left":
-        inotify_simple = pytest.importorskip("inotify_simple")
-
-        def refuse(*_: object) -> None:
-            raise OSError(28, "No space left on device")
-
-        monkeypatch.setattr(inotify_simple.INotify, "add_watch", refuse)
+        pytest.importorskip("inotify_simple")
+        refuse_inotify(monkeypatch, OSError(28, "No space left on device"), "INotify.add_watch")
     with Watch("extra"):
         pass
     before = open_files()

@@ -11,6 +11,7 @@ from django.db.models.expressions import RawSQL
 
 from django_alkstore import clock
 from django_alkstore.models import Job
+from django_alkstore.runtime.crew import LARGEST_BATCH
 from django_alkstore.services import claim_batch, enqueue, enqueue_many, get_job, next_claim_at, outbox, schedule, tick
 from tests.ledger.models import Entry
 from tests.ledger.tools import (
@@ -238,13 +239,13 @@ def test_the_default_concurrency_is_four(start: Start) -> None:
     assert {line.rsplit(" ", 1)[1] for line in process.lines if line.startswith("met ")} == {"4"}
 
 
-def test_no_more_is_ever_claimed_than_twice_what_can_run(start: Start) -> None:
+def test_no_more_is_ever_claimed_than_a_batch_and_what_can_run(start: Start) -> None:
     with counted_claims() as most:
         ids = enqueue_many("noop", [None] * 300)
         process = start("run_queue", "noop", "-v", "0", "--concurrency", "2")
         wait_for_state("completed", *ids)
         process.end()
-        assert 1 <= most() <= 4
+        assert 1 <= most() <= LARGEST_BATCH + 2
     assert set(Job.objects.values_list("attempts", flat=True)) == {1}
 
 
@@ -262,7 +263,7 @@ def test_what_waits_for_a_thread_is_given_back_and_not_counted(start: Start, tmp
         start("run_queue", "mix", "--concurrency", "1")
         wait_for_state("completed", *behind)
         assert state(slow) == "processing"
-        assert most() <= 4
+        assert most() <= LARGEST_BATCH + 1
     assert all((job.attempts, job.errors, job.last_error) == (1, [], None) for job in waiting)
     open_end.touch()
     wait_for_state("completed", slow)
@@ -271,23 +272,25 @@ def test_what_waits_for_a_thread_is_given_back_and_not_counted(start: Start, tmp
 CLAIMS_AHEAD = """
 import sys
 from django.core.management import call_command
-from django_alkstore.runtime import rounds, worker  # which keeps its own moment between two looks
+from django_alkstore.runtime import crew, handler_threads, keeper
 from django_alkstore.services import maintenance
-rounds.INSTANT = rounds.QUICK = 3_600.0  # every handler is quick, however long it has taken
-rounds.LONGEST_PREFETCH = rounds.LONGEST_SLEEP = maintenance.UPKEEP_INTERVAL = 600.0
+crew.QUICK = 3_600.0  # every handler is quick, however long it has taken
+crew.LONGEST_WAIT_TO_START = maintenance.UPKEEP_INTERVAL = 600.0
+handler_threads.LONGEST_SLEEP = keeper.LONGEST_SLEEP = 600.0
 call_command(*sys.argv[1:])
 """
 
 
 def test_what_has_ended_is_written_though_its_thread_is_busy_and_others_wait(start: Start, tmp_path: Path) -> None:
-    """Quick jobs have one thread take one after the other. It tells nobody of the first before the end of the next."""
+    """The threads go on with the other jobs of their batch, so the keeper writes."""
     first_end, open_end = tmp_path / "first", tmp_path / "open"
     process = start("-c", CLAIMS_AHEAD, "run_queue", "mix", "--concurrency", "2")
-    process.wait_for("worker started")
+    known = enqueue("mix", None)
+    wait_for_state("completed", known.pk)  # from here on the worker takes its handler for a quick one
     first, second, third, behind = ids = enqueue_many("mix", [str(first_end), *[str(open_end)] * 2, None])
-    process.wait_for(f"running {second}")  # the loop has called the other thread, and looks on
+    process.wait_for(f"running {second}")  # the keeper lets the other thread lead
     first_end.touch()
-    process.wait_for(f"completed job {first} ")  # nothing but its end is there to have it written
+    process.wait_for(f"completed job {first} ")  # no thread has time to write it
     process.wait_for(f"running {third}")
     assert state(behind) == "processing"
     open_end.touch()

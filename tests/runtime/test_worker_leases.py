@@ -1,23 +1,32 @@
 """Section 8: leases are renewed from outside the handler, end with the process, and fence what comes too late."""
 
 import signal
+import threading
 from collections.abc import Callable
+from contextlib import closing
 from datetime import UTC, datetime
+from functools import partial
 from pathlib import Path
 
 import pytest
+from django.db import connections
+from django.test import override_settings
 
 from django_alkstore import clock as clocks
 from django_alkstore.clock import ManualClock
+from django_alkstore.dialects.liveness import Liveness
+from django_alkstore.dialects.watch import Bell, Watch
 from django_alkstore.models import Job
 from django_alkstore.registry import Registration
-from django_alkstore.runtime import rounds as rounds_module
-from django_alkstore.runtime.rounds import Rounds
-from django_alkstore.runtime.threads import Run, Threads
+from django_alkstore.runtime import crew as crew_module
+from django_alkstore.runtime.crew import Crew, Run
+from django_alkstore.runtime.handler_threads import Leadership
+from django_alkstore.runtime.keeper import Keeper
+from django_alkstore.runtime.writing import Writer
 from django_alkstore.services import cancel, claim_batch, enqueue, enqueue_many
 from tests.faults.tools import Passage
 from tests.ledger.models import Entry
-from tests.ledger.tools import freeze, row, state, wait_for_state
+from tests.ledger.tools import freeze, row, state, variant, wait_for_state
 from tests.processes import Process, wait_until
 
 pytestmark = pytest.mark.django_db(transaction=True)
@@ -82,9 +91,10 @@ def test_f031_a_job_whose_worker_is_killed_is_back_after_one_lease(
 ) -> None:
     open_end = tmp_path / "open"
     job = enqueue("wait", str(open_end), visibility_timeout=LONG_LEASE)
-    first = passage.start(start, "run_queue", "wait")
+    start_with_leases_alone = partial(start, **variant(ALKSTORE={"LIVENESS": False}))
+    first = passage.start(start_with_leases_alone, "run_queue", "wait")
     first.wait_for(f"running {job.pk}")
-    second = passage.start(start, "run_queue", "wait")
+    second = passage.start(start_with_leases_alone, "run_queue", "wait")
     second.wait_for("worker started")
     first.signal(signal.SIGKILL)
     assert first.wait() == -signal.SIGKILL
@@ -186,28 +196,57 @@ class Freezing(ManualClock):
         return super().monotonic()
 
 
-def test_a_worker_that_is_frozen_anywhere_in_its_rounds_does_not_sweep_its_own_jobs(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+class ByHand:
+    """A worker's leader and keeper, used by the test's own thread. No job is ever started."""
+
+    def __init__(self, registration: Registration) -> None:
+        self.crew = Crew(2, lambda: None, lambda: None)
+        with override_settings(ALKSTORE={"LIVENESS": False}):
+            self._liveness = Liveness("default")
+        writer = Writer(connections["default"], self._liveness.holder, None)
+        self._bell = Bell()
+        self._watch = Watch("default")
+        self._keeper = Keeper(self.crew, writer, self._liveness, [registration.queue], self._bell)
+        registrations = {registration.queue: registration}
+        self._leadership = Leadership(self.crew, writer, self._watch, registrations, threading.Event())
+        self.crew.lead(self)
+
+    def has_open_transaction(self, run: Run) -> bool:
+        return False
+
+    def cut_off(self, run: Run) -> None:
+        raise AssertionError("nothing runs")
+
+    def go_on(self) -> None:
+        self._leadership.round(self)
+        self._keeper.look_after()
+
+    def close(self) -> None:
+        self._keeper.close()
+        self._watch.close()
+        self._bell.close()
+
+
+def test_a_worker_that_is_frozen_anywhere_does_not_sweep_its_own_jobs(monkeypatch: pytest.MonkeyPatch) -> None:
     """Between the claim and its commit, after it, or in the next plan: it renews what has lapsed before it sweeps."""
-    monkeypatch.setattr(rounds_module, "LONGEST_PREFETCH", 3_600.0)
+    monkeypatch.setattr(crew_module, "LONGEST_WAIT_TO_START", 3_600.0)
     before, frozen = 0, True
     while frozen:
         freezing = Freezing(10_000)
         with clocks.use(freezing):
             job = enqueue("noop", None, visibility_timeout=2)
             registration = Registration("noop", print, time_limit=3_600, atomic=False, module=__name__)
-            rounds = Rounds("default", {"noop": registration}, "w", Threads(2, bool, lambda: None), lambda: 0)
-            freezing.left = before
-            for _ in range(3):
-                rounds.run()
-            frozen = freezing.left < 0
-            freezing.left = 10_000
-            rounds.run()
-            held = row(job.pk)
-            assert (held.state, held.attempts, held.errors) == ("processing", 1, []), f"before reading {before}"
-            assert held.lease_expires_at is not None
-            assert held.lease_expires_at > freezing.now()
+            with closing(ByHand(registration)) as worker:
+                freezing.left = before
+                for _ in range(3):
+                    worker.go_on()
+                frozen = freezing.left < 0
+                freezing.left = 10_000
+                worker.go_on()
+                held = row(job.pk)
+                assert (held.state, held.attempts, held.errors) == ("processing", 1, []), f"before reading {before}"
+                assert held.lease_expires_at is not None
+                assert held.lease_expires_at > freezing.now()
         Job.objects.all().delete()
         before += 1
     assert before > 10
@@ -343,8 +382,8 @@ def test_a_job_that_waits_longer_than_its_time_limit_is_no_reason_to_look_again_
     enqueue("stubborn", None)
     (job,) = claim_batch("stubborn", "w")
     registration = Registration("stubborn", print, time_limit=0.1, atomic=False, module=__name__)
-    rounds = Rounds("default", {"stubborn": registration}, "w", Threads(1, bool, lambda: None), lambda: 0)
-    rounds.stopping = True
-    rounds.run()
-    rounds.runs[Run(job, registration, claimed_at=clock.monotonic() - 0.2, renew_at=clock.monotonic() + 60)] = None
-    assert rounds.due_in() > 0
+    crew = Crew(1, lambda: None, lambda: None)
+    now = clock.monotonic()
+    crew.add([Run(job, registration, claimed_at=now - 0.2, renew_at=now + 60)])
+    assert crew.fail_at_time_limit(now) == []
+    assert crew.sleep_until(now + 60, now) > now

@@ -13,13 +13,17 @@ from typing import Any
 import pytest
 from django.core.management import call_command
 from django.db import OperationalError, connections
+from django.test import override_settings
 
 from django_alkstore.clock import ManualClock
 from django_alkstore.dialects import dialect_of
+from django_alkstore.dialects.liveness import Liveness
 from django_alkstore.models import Lock
-from django_alkstore.names import SIGN_PREFIX, queue_of_sign
+from django_alkstore.names import LEADERSHIP_LOCK, SIGN_PREFIX, queue_of_sign
+from django_alkstore.registry import Registration
+from django_alkstore.runtime.worker import Worker
 from django_alkstore.services import enqueue, force_release, lock, maintenance, outbox, presence
-from django_alkstore.services.locks import unique_owner
+from django_alkstore.services.locks import LockHandle, unique_owner
 from django_alkstore.services.maintenance import UPKEEP_INTERVAL, Upkeep
 from tests.ledger.tools import wait_for_state
 from tests.processes import Process, wait_until
@@ -36,7 +40,7 @@ def signed() -> set[str | None]:
 
 def upkeep_of(*queues: str) -> tuple[Upkeep, str]:
     worker_id = unique_owner()
-    return Upkeep("default", queues, worker_id), worker_id
+    return Upkeep("default", queues, worker_id, "a file that nobody has"), worker_id
 
 
 def test_two_and_a_half_upkeeps_long() -> None:
@@ -101,11 +105,15 @@ def test_two_workers_of_one_queue_have_one_each(clock: ManualClock) -> None:
 
 
 @pytest.mark.parametrize("queues", [(), ("post",)], ids=["a scheduler's", "a worker's"])
-def test_anybody_s_upkeep_removes_the_lapsed_ones_and_no_lock(clock: ManualClock, queues: tuple[str, ...]) -> None:
+def test_anybody_s_upkeep_removes_those_that_lapsed_an_hour_ago_and_no_lock(
+    clock: ManualClock, queues: tuple[str, ...]
+) -> None:
     upkeep_of("mail")[0].step()
     lock("report", ttl=1).acquire()
     another = Upkeep("default", queues, unique_owner() if queues else None)
     clock.advance(presence.TTL - 1)
+    another.step()
+    clock.advance(presence.LISTED)
     another.step()
     assert "mail" in signed()
     clock.advance(UPKEEP_INTERVAL)
@@ -149,12 +157,12 @@ def test_while_another_writes_it_is_tried_again_at_once(clock: ManualClock, monk
 
 
 def test_one_that_cannot_be_taken_back_keeps_nobody_from_ending(
-    clock: ManualClock, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    upkeep, _ = upkeep_of("mail")
-    upkeep.step()
-    monkeypatch.setattr(presence, "take_back", refuse(sqlite3.SQLITE_BUSY))
-    upkeep.end()
+    monkeypatch.setattr(presence, "take_back", refuse(sqlite3.SQLITE_FULL))
+    worker = Worker("default", [Registration("mail", print, time_limit=1, atomic=False, module=__name__)])
+    worker.wind_down("the test is over")
+    assert worker.run() == 0
     assert "database trouble while taking back the sign of life" in caplog.text
 
 
@@ -206,10 +214,67 @@ def test_the_status_shows_workers_apart_and_no_lock_of_theirs(clock: ManualClock
     upkeep.step()
     assert [each["name"] for each in json.loads(shown("--json"))["locks"]] == ["report"]
     listed = "queue mail, queue post, queue queue-0, queue queue-1, queue queue-2 and 2 more"
-    assert re.search(rf"^{worker_id}\s+0 s ago\s+alive\s+{listed}$", shown(), re.MULTILINE)
+    assert re.search(rf"^{worker_id}\s+0 s ago\s+alive\s+0 s ago\s+{listed}$", shown(), re.MULTILINE)
     assert SIGN_PREFIX not in shown()
     clock.advance(presence.TTL + 5)
-    assert re.search(rf"^{worker_id}\s+2 min 35 s ago\s+lapsed 5 s ago\s+queue mail", shown(), re.MULTILINE)
+    assert re.search(rf"^{worker_id}\s+2 min 35 s ago\s+dead\s+2 min 35 s ago\s+queue mail", shown(), re.MULTILINE)
+
+
+def worker() -> tuple[str, list[str], str]:
+    """The only worker, as the status has it."""
+    [found] = json.loads(shown("--json"))["workers"]
+    return found["id"], found["queues"], found["state"]
+
+
+def test_the_state_of_a_worker_is_what_the_kernel_knows_of_its_process(clock: ManualClock) -> None:
+    with Liveness("default") as liveness:
+        Upkeep("default", ["mail", "post"], liveness.holder, liveness.file).step()
+        assert worker() == (liveness.holder, ["mail", "post"], "alive")
+        clock.advance(presence.TTL)
+        assert worker() == (liveness.holder, ["mail", "post"], "suspended")
+        clock.advance(presence.LISTED)
+        Upkeep("default").step()
+        assert worker()[2] == "suspended", "however long it is suspended"
+    assert worker()[2] == "dead"
+    Upkeep("default").step()
+    assert json.loads(shown("--json"))["workers"] == []
+
+
+def test_a_dead_worker_is_dead_though_its_sign_lasts(clock: ManualClock) -> None:
+    with Liveness("default") as liveness:
+        Upkeep("default", ["mail"], liveness.holder, liveness.file).step()
+    assert worker()[2] == "dead"
+    clock.advance(presence.TTL + presence.LISTED - 1)
+    Upkeep("default").step()
+    assert worker()[2] == "dead", "it is listed for an hour"
+
+
+@pytest.mark.parametrize("file", [None, "another"])
+def test_without_knowledge_the_sign_decides(clock: ManualClock, file: str | None) -> None:
+    with Liveness("default") as liveness:
+        Upkeep("default", ["mail"], liveness.holder, file).step()
+    assert worker()[2] == "alive"
+    clock.advance(presence.TTL)
+    assert worker()[2] == "dead"
+
+
+def test_a_leader_whose_process_is_dead_does_not_lead(clock: ManualClock) -> None:
+    with Liveness("default") as liveness:
+        LockHandle(LEADERSHIP_LOCK, 10, liveness.holder, "default", liveness).acquire()
+        assert json.loads(shown("--json"))["leader"]["owner"] == liveness.holder
+    assert json.loads(shown("--json"))["leader"] is None
+    assert "nobody leads" in shown()
+
+
+def test_the_status_says_that_crash_detection_is_off_and_why(clock: ManualClock, capsys: Any) -> None:
+    assert "Crash detection" not in shown()
+    presence.leave("default", unique_owner(), ["mail"])
+    assert "Crash detection is off" in shown()
+    assert "could not set it up" in shown()
+    with override_settings(ALKSTORE={"LIVENESS": False}):
+        assert 'wait for their leases: ALKSTORE["LIVENESS"] is False.' in shown()
+        shown("--json")
+    assert "LIVENESS" in capsys.readouterr().err
 
 
 def test_the_admin_shows_locks_only(clock: ManualClock, admin_client: Any) -> None:

@@ -21,7 +21,7 @@ from django_alkstore.failures import EXPIRED, LEASE_EXPIRED, MAX_ERRORS, TIME_LI
 from django_alkstore.models import Job, Schedule
 from django_alkstore.names import LEADERSHIP_LOCK
 from django_alkstore.services.locks import holder
-from django_alkstore.services.schedules import MAX_CATCH_UP
+from django_alkstore.services.ticks import MAX_CATCH_UP
 from django_alkstore.specs import parse_spec
 from tests.torture import journal, logs
 from tests.torture.alkstore import EXACT, INJECTED, OUTSIDE

@@ -1,4 +1,4 @@
-"""The retry curve: F043."""
+"""The retry curve, and the random extra on top of it: F043."""
 
 import itertools
 
@@ -21,3 +21,11 @@ def test_the_curve_is_the_contracts() -> None:
 
 def test_the_largest_attempt_that_a_column_holds_is_the_cap() -> None:
     assert backoff(0.001, 2**31 - 1, 3600) == 3600
+
+
+@pytest.mark.parametrize("attempt", [1, 2, 10, 11, 2**31 - 1])
+def test_the_extra_is_a_share_of_the_wait_and_comes_on_top_of_the_cap(attempt: int) -> None:
+    wait = backoff(5, attempt, 3600)
+    assert backoff(5, attempt, 3600, 0.1) == pytest.approx(wait * 1.1)
+    assert backoff(5, attempt, 3600, 1) == pytest.approx(wait * 2)
+    assert backoff(0, attempt, 3600, 1) == 0

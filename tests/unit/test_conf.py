@@ -1,6 +1,7 @@
 """The `ALKSTORE` setting: read when used, and everything wrong with it said by name."""
 
 import json
+from datetime import timedelta
 from typing import Any
 
 import pytest
@@ -9,13 +10,14 @@ from django.core.serializers.json import DjangoJSONEncoder
 from django.test import override_settings
 
 from django_alkstore import conf
+from django_alkstore.names import outbox_queue
 
 HUGE = 10**5000
 
 
 def test_the_defaults_are_the_contracts() -> None:
     settings = conf.Settings()
-    assert (settings.max_payload_bytes, settings.max_backoff) == (1024 * 1024, 3600.0)
+    assert (settings.max_payload_bytes, settings.max_backoff, settings.backoff_jitter) == (1024 * 1024, 3600.0, 0.1)
     assert (settings.keep_completed, settings.keep_dead) == (86_400.0, None)
     assert settings.defaults_for("any") == conf.JobDefaults(300.0, 3, 5.0, None)
     assert conf.JobDefaults(60.0, 5, 5.0, None) == conf.OUTBOX_DEFAULTS
@@ -57,12 +59,21 @@ WRONG: list[tuple[str, Any]] = [
     ],
     *[("MAX_PAYLOAD_BYTES", value) for value in (0, -1, 1.5, True, None, "1", HUGE)],
     *[("MAX_BACKOFF", value) for value in (-1, None, True, "1", float("nan"), float("inf"), HUGE)],
+    *[
+        ("BACKOFF_JITTER", value)
+        for value in (-0.1, 1.01, 10, None, True, "0.1", float("nan"), float("inf"), HUGE, timedelta(seconds=1))
+    ],
     *[(key, value) for key in ("KEEP_COMPLETED", "KEEP_DEAD") for value in (-1, True, "1", float("nan"), HUGE, [])],
     *[
         ("QUEUES", value)
         for value in (None, [], "mail", {"no good": {}}, {5: {}}, {None: {}}, {"__alkstore_outbox:x": {}})
     ],
     *[("QUEUES", {"mail": value}) for value in (None, [], 5, {"bogus": 1}, {5: 1}, {"delay": 1}, {"unique_key": "x"})],
+    *[
+        ("QUEUES", {name: {}})
+        for name in ("outbox:", "outbox:no good", "outbox:__alkstore_x", "outbox: mail", "outbox:" + 129 * "x")
+    ],
+    *[("QUEUES", {"outbox:mail": value}) for value in (None, [], {"bogus": 1}, {"max_attempts": 0})],
     *[("QUEUES", {"mail": {"visibility_timeout": value}}) for value in (0, -1, None, True, "1", float("inf"), HUGE)],
     *[("QUEUES", {"mail": {"max_attempts": value}}) for value in (0, -1, None, True, 1.0, HUGE)],
     *[("QUEUES", {"mail": {"backoff_base": value}}) for value in (-1, None, True, "1", HUGE)],
@@ -98,3 +109,34 @@ def test_an_encoder_is_given_as_a_class_or_by_its_path() -> None:
     for given in (DjangoJSONEncoder, "django.core.serializers.json.DjangoJSONEncoder"):
         with override_settings(ALKSTORE={"JSON_ENCODER": given}):
             assert conf.settings().json_encoder is DjangoJSONEncoder
+
+
+@pytest.mark.parametrize("value", [0, 0.0, 0.5, 1])
+def test_jitter_is_a_share(value: float) -> None:
+    with override_settings(ALKSTORE={"BACKOFF_JITTER": value}):
+        assert conf.settings().backoff_jitter == value
+
+
+def test_a_key_of_queues_that_names_an_outbox_is_the_outbox_s_and_no_queue_s() -> None:
+    queues = {"outbox:mail": {"max_attempts": 12}, "mail": {"backoff_base": 1}}
+    with override_settings(ALKSTORE={"QUEUES": queues}):
+        settings = conf.settings()
+    # What the key leaves out is the outbox's own default, not the queue's.
+    assert settings.defaults_for(outbox_queue("mail")) == conf.JobDefaults(60.0, 12, 5.0, None)
+    assert settings.defaults_for("mail") == conf.JobDefaults(300.0, 3, 1.0, None)
+    assert settings.defaults_for("outbox:mail") == conf.JobDefaults()
+    assert settings.defaults_for(outbox_queue("other")) == conf.OUTBOX_DEFAULTS
+
+
+def test_an_outbox_whose_own_name_begins_with_outbox_has_a_key() -> None:
+    with override_settings(ALKSTORE={"QUEUES": {"outbox:outbox:x": {"max_attempts": 7}}}):
+        settings = conf.settings()
+    assert settings.defaults_for(outbox_queue("outbox:x")).max_attempts == 7
+    assert settings.defaults_for(outbox_queue("x")).max_attempts == 5
+
+
+def test_the_fault_of_an_entry_of_queues_names_the_entry_and_what_is_wrong() -> None:
+    [problem] = conf.problems({"QUEUES": {"outbox:no good": {}}})
+    assert problem.startswith("ALKSTORE['QUEUES']['outbox:no good']: outbox name 'no good' has ' ' at position 2")
+    [problem] = conf.problems({"QUEUES": {"outbox:mail": {"max_attempts": 0}}})
+    assert problem.startswith("ALKSTORE['QUEUES']['outbox:mail']['max_attempts'] must be")

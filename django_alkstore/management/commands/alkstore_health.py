@@ -12,8 +12,8 @@
     }
 
 `what` is one of: no_worker, overdue, lapsed (`about` the queue), no_leader, dead, clock (`about` a schedule or null),
-wal, full, locked, read_only, missing, corrupt, unreachable, tables, journal_mode, busy_timeout, transaction_mode,
-in_memory, not_supported, settings, broken. What could not be learnt is null.
+crash_detection, wal, full, locked, read_only, missing, corrupt, unreachable, tables, journal_mode, busy_timeout,
+transaction_mode, in_memory, not_supported, settings, broken. What could not be learnt is null.
 """
 
 import argparse

@@ -13,9 +13,10 @@ from django_alkstore import clock, signals
 from django_alkstore.ages import age, distance
 from django_alkstore.management.base import AlkstoreCommand
 from django_alkstore.models import Lock, Schedule
-from django_alkstore.names import LEADERSHIP_LOCK, describe_queue, queue_of_sign
+from django_alkstore.names import describe_queue
 from django_alkstore.registry import registrations
 from django_alkstore.services import QueueStats, presence, queue_stats
+from django_alkstore.services.presence import Presence, Worker
 
 
 class Command(AlkstoreCommand):
@@ -30,10 +31,15 @@ class Command(AlkstoreCommand):
         queues = queue_stats(using=alias)
         schedules = list(Schedule.objects.using(alias).defer("payload").order_by("name"))
         locks = list(presence.locks(alias).order_by("name"))
+        present = presence.look(alias)
         if options["json"]:
-            self.stdout.write(json.dumps(_as_object(database, queues, schedules, locks), indent=2))
+            self.stdout.write(json.dumps(_as_object(database, queues, schedules, locks, present), indent=2))
         else:
-            self._show(database, queues, schedules, locks, list(presence.signs(alias).order_by("acquired_at", "name")))
+            self._show(database, queues, schedules, locks, present)
+        if present.crash_detection_off is not None:
+            why = _one_line(present.crash_detection_off)
+            out = self.stderr if options["json"] else self.stdout
+            out.write(f"\nCrash detection is off, so the jobs of a killed worker wait for their leases: {why}.")
         return None
 
     def _show(
@@ -42,17 +48,17 @@ class Command(AlkstoreCommand):
         queues: list[QueueStats],
         schedules: list[Schedule],
         locks: list[Lock],
-        signs: list[Lock],
+        present: Presence,
     ) -> None:
         now = clock.now()
         self.stdout.write(f"Database   {database}")
-        self.stdout.write(f"Scheduler  {_scheduler(_leader(locks), now)}")
+        self.stdout.write(f"Scheduler  {_scheduler(present.leader, now)}")
         self._table("Queues", _QUEUE_COLUMNS, [_queue_row(queue) for queue in queues])
         handled = {registration.queue for registration in registrations()}
         unhandled = {queue.queue: queue.due for queue in queues if queue.due and queue.queue not in handled}
         if unhandled:
             self.stdout.write(f"\n{signals.unhandled(unhandled)}.")
-        self._table("Workers", _WORKER_COLUMNS, [_worker_row(mine, now) for mine in _by_owner(signs)])
+        self._table("Workers", _WORKER_COLUMNS, [_worker_row(worker, now) for worker in present.workers])
         self._table("Schedules", _SCHEDULE_COLUMNS, [_schedule_row(schedule, now) for schedule in schedules])
         for schedule in schedules:
             if schedule.last_error:
@@ -82,7 +88,7 @@ class Command(AlkstoreCommand):
 
 _QUEUE_COLUMNS = ("due", "not due yet", "processing", "completed", "dead", "cancelled", "oldest due")
 _SCHEDULE_COLUMNS = ("spec", "fires into", "state", "next fire", "last fire")
-_WORKER_COLUMNS = ("started", "sign of life", "works on")
+_WORKER_COLUMNS = ("started", "state", "sign of life", "works on")
 _LOCK_COLUMNS = ("owner", "token", "lease ends")
 _LONGEST_NAME = 40
 """Characters of a name in its column."""
@@ -126,22 +132,14 @@ def _schedule_row(schedule: Schedule, now: datetime) -> list[str]:
     return [_one_line(schedule.name), spec, queue, state, following, last]
 
 
-def _by_owner(signs: list[Lock]) -> list[list[Lock]]:
-    owned: dict[str, list[Lock]] = {}
-    for sign in signs:
-        owned.setdefault(sign.owner, []).append(sign)
-    return list(owned.values())
-
-
-def _worker_row(signs: list[Lock], now: datetime) -> list[str]:
-    """One worker's signs of life, which it renews together."""
-    first = signs[0]
-    queues = [describe_queue(queue) for sign in signs if (queue := queue_of_sign(sign.name))]
+def _worker_row(worker: Worker, now: datetime) -> list[str]:
+    queues = [describe_queue(queue) for queue in worker.queues]
     more = f" and {len(queues) - _LISTED} more" if len(queues) > _LISTED else ""
     return [
-        _one_line(first.owner),
-        distance(first.acquired_at, now),
-        "alive" if first.expires_at > now else f"lapsed {distance(first.expires_at, now)}",
+        _one_line(worker.id),
+        distance(worker.started_at, now),
+        worker.state.value,
+        distance(worker.last_sign_at, now),
         _one_line(", ".join(queues[:_LISTED])) + more,
     ]
 
@@ -170,13 +168,10 @@ def _one_line(text: str, longest: int | None = None) -> str:
     return "".join(character if character.isprintable() else "\N{REPLACEMENT CHARACTER}" for character in line)
 
 
-def _leader(locks: list[Lock]) -> Lock | None:
-    now = clock.now()
-    return next((lock for lock in locks if lock.name == LEADERSHIP_LOCK and lock.expires_at > now), None)
-
-
-def _as_object(database: str, queues: list[QueueStats], schedules: list[Schedule], locks: list[Lock]) -> dict[str, Any]:
-    leader = _leader(locks)
+def _as_object(
+    database: str, queues: list[QueueStats], schedules: list[Schedule], locks: list[Lock], present: Presence
+) -> dict[str, Any]:
+    leader = present.leader
     return {
         "database": database,
         "queues": [asdict(queue) for queue in queues],
@@ -194,6 +189,9 @@ def _as_object(database: str, queues: list[QueueStats], schedules: list[Schedule
         ],
         "locks": [_lock_object(lock) for lock in locks],
         "leader": leader and _lock_object(leader),
+        "workers": [
+            {"id": worker.id, "queues": worker.queues, "state": worker.state.value} for worker in present.workers
+        ],
     }
 
 

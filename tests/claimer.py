@@ -24,11 +24,13 @@ def claim(liveness: Liveness, queue: str, limit: int = 100) -> list[ClaimedJob]:
     return write_statement("default", statement)
 
 
-def claim_and_tell(queue: str) -> Liveness:
-    liveness = Liveness("default")
-    count = len(claim(liveness, queue))
-    print(f"claimed {count} as {liveness.holder}", flush=True)
-    return liveness
+class Worker(Liveness):
+    """Claims at its start."""
+
+    def __init__(self, queue: str) -> None:
+        super().__init__("default")
+        self.rows = claim(self, queue)
+        print(f"claimed {len(self.rows)} as {self.holder}", flush=True)
 
 
 def obey(**commands: Callable[[], object]) -> None:
