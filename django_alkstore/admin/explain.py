@@ -122,10 +122,10 @@ def explain_schedule(schedule: Schedule, now: datetime) -> Verdict:
             advice = "Declare it again with schedule(), then resume it."
             return Verdict("broken", "Paused: the library cannot read its row.", [advice])
         return Verdict("paused", "Paused.", ["It fires again after somebody resumes it."])
-    from django_alkstore.services.locks import holder
+    from django_alkstore.services.presence import look
 
     alias = _alias(schedule)
-    leader = holder(names.LEADERSHIP_LOCK, using=alias)
+    leader = look(alias).leader
     if schedule.next_fire_at <= now:
         headline = f"Due since {when(schedule.next_fire_at)}."
         details = ["The scheduler fires it in its next round."]

@@ -16,6 +16,8 @@ from django_alkstore.admin import show
 from django_alkstore.models import Job
 from django_alkstore.payloads import UnreadablePayload
 
+OBVIOUS = ("builtins.", "django_alkstore.")
+"""Modules whose exceptions everybody knows by their name."""
 MAX_LOGGED = 20
 """How many entries of the admin's log are shown with a job."""
 
@@ -26,6 +28,8 @@ class Failures:
 
     error: str
     traceback: str
+    exception: str
+    """The dotted path of the exception's class, or nothing if its name alone says as much."""
     attempts: list[tuple[str, datetime | None, str]] = field(default_factory=list)
     """Of each attempt: its number, when it failed, and that moment as it is shown. The latest first."""
 
@@ -117,10 +121,13 @@ def _alike(one: Failures, other: Failures) -> bool:
 def _failure(entry: Any) -> Failures:
     """One entry of the history. Another program may have written it: nothing is taken for granted."""
     if not isinstance(entry, dict):
-        return Failures(str(entry)[: show.MAX_JSON], "", [("?", None, "")])
+        return Failures(str(entry)[: show.MAX_JSON], "", "", [("?", None, "")])
     at, shown = _moment(entry.get("at"))
     error, traceback = (str(entry.get(key) or "")[: show.MAX_JSON] for key in ("error", "traceback"))
-    return Failures(error, traceback, [(str(entry.get("attempt", "?")), at, shown)])
+    exception = str(entry.get("exception") or "")[: show.MAX_LINE]
+    if exception.startswith(OBVIOUS):
+        exception = ""
+    return Failures(error, traceback, exception, [(str(entry.get("attempt", "?")), at, shown)])
 
 
 def _number(entry: Any) -> int | None:
@@ -153,11 +160,12 @@ def _show(entry: Failures | Remark, said: Sequence[str], *, is_open: bool) -> Sa
     stack = show.block(body) if body else ""
     moments = format_html_join(", ", "{}", ((shown,) for _, _, shown in entry.attempts if shown))
     return format_html(
-        '<details class="alkstore-failure"{}><summary>{} <span class="alkstore-quiet">{}</span></summary>{}{}'
+        '<details class="alkstore-failure"{}><summary>{} <span class="alkstore-quiet">{} {}</span></summary>{}{}'
         "</details>",
         " open" if is_open else "",
         _heading(entry),
         moments,
+        entry.exception,
         message,
         stack,
     )

@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 from django.contrib.admin.models import LogEntry
+from django.core.exceptions import ObjectDoesNotExist
 from django.db import connection
 from django.utils.html import escape
 
@@ -419,6 +420,19 @@ def test_the_history_says_where_a_job_was_requeued_and_by_whom(root: Browser, cl
     assert shown.count("Requeued") == 1
     first, second = (match.start() for match in re.finditer("Attempts 1 and 2", shown))
     assert first < shown.index("<bdi>Requeued by root</bdi> on March 1, 2026, 13:00:00.") < second
+
+
+def test_the_history_names_the_module_of_an_exception_once(root: Browser) -> None:
+    job = enqueue("mail", None)
+    [handle] = claim_batch("mail", "w")
+    try:
+        message = "no such customer"
+        raise ObjectDoesNotExist(message)
+    except ObjectDoesNotExist as error:
+        handle.fail(error)
+    page = root.detail("job", job.id)
+    assert page.count("django.core.exceptions.ObjectDoesNotExist") == 1
+    assert page.count("ObjectDoesNotExist: no such customer") == 1
 
 
 def test_the_history_says_that_a_program_requeued_a_job(root: Browser) -> None:
