@@ -155,27 +155,37 @@ def _show(entry: Failures | Remark, said: Sequence[str], *, is_open: bool) -> Sa
     if isinstance(entry, Remark):
         moment = "" if entry.at is None else f" on {show.when(entry.at)}"
         return format_html('<p class="alkstore-remark"><bdi>{}</bdi>{}.</p>', entry.text, moment)
-    body = _without_message(entry)
-    message = "" if _is_among(said, entry.error) else show.block(entry.error)
-    stack = show.block(body) if body else ""
+    stack = _without_message(entry)
+    line, whole = _message(entry.error, said)
     moments = format_html_join(", ", "{}", ((shown,) for _, _, shown in entry.attempts if shown))
     return format_html(
-        '<details class="alkstore-failure"{}><summary>{} <span class="alkstore-quiet">{} {}</span></summary>{}{}'
-        "</details>",
+        '<details class="alkstore-failure"{}><summary>{} <bdi>{}</bdi> <span class="alkstore-quiet">{} {}</span>'
+        "</summary>{}{}</details>",
         " open" if is_open else "",
         _heading(entry),
+        line,
         moments,
         entry.exception,
-        message,
-        stack,
+        show.block(whole) if whole else "",
+        show.block(stack) if stack else "",
     )
+
+
+def _message(error: str, said: Sequence[str]) -> tuple[str, str]:
+    """The message as a line for the heading, or as a text for the box if no line holds it; nothing if it was said."""
+    message = error.strip()
+    if show.plain_first_line(message) != message:
+        return "", message
+    if any(sentence.endswith(message) for sentence in said):
+        return "", ""
+    return message, ""
 
 
 def _heading(entry: Failures) -> str:
     numbers = [number for number, _, _ in reversed(entry.attempts)]
     if len(numbers) == 1:
-        return f"Attempt {numbers[0]}"
-    return f"Attempts {', '.join(numbers[:-1])} and {numbers[-1]} failed in the same way"
+        return f"Attempt {numbers[0]}:"
+    return f"Attempts {', '.join(numbers[:-1])} and {numbers[-1]} failed in the same way:"
 
 
 def _without_message(entry: Failures) -> str:
@@ -186,9 +196,3 @@ def _without_message(entry: Failures) -> str:
         return traceback
     start = traceback.rfind("\n", 0, len(traceback) - len(error))
     return traceback[: start + 1].rstrip()
-
-
-def _is_among(said: Sequence[str], error: str) -> bool:
-    """True if one of these sentences ends with the whole of `error`."""
-    message = error.strip()
-    return show.plain_first_line(error) == message and any(sentence.endswith(message) for sentence in said)

@@ -396,9 +396,9 @@ def test_equal_failures_are_folded_and_each_message_is_shown_once(root: Browser,
     page = root.detail("job", job.id)
     assert root.verdict("job", job.id)[0] == "Dead: ValueError: again"
     shown = history_of(page)
-    assert [unescape(heading.strip()) for heading in re.findall(r"<summary>(.*?)<span", shown)] == [
-        "Attempts 2, 3 and 4 failed in the same way",
-        "Attempt 1",
+    assert [unescape(heading.strip()) for heading in re.findall(r"<summary>(.*?) <span", shown)] == [
+        "Attempts 2, 3 and 4 failed in the same way: <bdi></bdi>",
+        "Attempt 1: <bdi>ValueError: first</bdi>",
     ]
     assert shown.count("Traceback (most recent call last)") == 2
     assert page.count("ValueError: again") == 1
