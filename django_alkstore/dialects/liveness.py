@@ -58,7 +58,7 @@ class LivenessView:
         self._guard = guard()
         self._opened = ExitStack()
         self._probe: int | None = None
-        # Under the guard, so that no other thread forks a child that inherits a descriptor which is not in `_open` yet.
+        # Under the guard: a child that another thread forks here would keep descriptors that are not in `_views` yet.
         with self._guard:
             try:
                 self._set_up(using)
@@ -67,7 +67,7 @@ class LivenessView:
             except (Unavailable, OSError) as error:
                 self._close()
                 self.reason = str(error)
-            _open.add(self)
+            _views.add(self)
 
     def _set_up(self, using: str) -> None:
         self._open_probe(_path(using))
@@ -100,6 +100,10 @@ class LivenessView:
         """Close the file. Another call changes nothing."""
         with self._guard:
             self._close()
+
+    def abandon(self) -> None:
+        """Close the copy of a forked child, which has no other thread. A thread of its parent may have the guard."""
+        self._close()
 
     def _close(self) -> None:
         self._opened.close()
@@ -152,11 +156,11 @@ class Liveness(LivenessView):
             from inotify_simple import INotify, flags  # noqa: PLC0415  it can be imported on Linux only
 
             events = INotify(nonblocking=True)
-        except Exception:  # noqa: BLE001  no ctypes, no inotify, or its limit is reached: look once a second instead
+            self._opened.callback(events.close)
+            # The file itself and not its folder, where each commit would be an event. ATTRIB tells of an unlink.
+            events.add_watch(path, flags.CLOSE_WRITE | flags.ATTRIB | flags.DELETE_SELF | flags.MOVE_SELF)
+        except Exception:  # noqa: BLE001  no ctypes, no inotify, or a limit is reached: look once a second instead
             return
-        self._opened.callback(events.close)
-        # The file itself and not its folder, where each commit would be an event. ATTRIB tells of an unlink.
-        events.add_watch(path, flags.CLOSE_WRITE | flags.ATTRIB | flags.DELETE_SELF | flags.MOVE_SELF)
         self._events = events
 
     def fileno(self) -> int | None:
@@ -173,13 +177,13 @@ class Liveness(LivenessView):
         self.file = self._events = None
 
 
-_open: "WeakSet[LivenessView]" = WeakSet()
+_views: "WeakSet[LivenessView]" = WeakSet()
 
 
 def _close_in_child() -> None:
     """Let no forked child keep its parent's lock: the copies share it."""
-    for view in list(_open):
-        view.close()
+    for view in list(_views):
+        view.abandon()
 
 
 if sys.platform != "win32":

@@ -1,5 +1,6 @@
 """The liveness file: who makes it, what is known by it, and when leases decide alone."""
 
+import errno
 import os
 import shutil
 import stat
@@ -193,6 +194,16 @@ def test_without_inotify_a_worker_lives_too(
     monkeypatch.setattr("inotify_simple.INotify", refuse)
     with living() as liveness:
         assert (liveness.fileno(), liveness.take_events()) == (None, False)
+        assert liveness.knows(liveness.holder, liveness.file)
+
+
+def test_without_a_watch_a_worker_lives_too(place: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(*_: object) -> None:
+        raise OSError(errno.ENOSPC, "the limit of watches is reached")
+
+    monkeypatch.setattr("inotify_simple.INotify.add_watch", refuse)
+    with living() as liveness:
+        assert liveness.fileno() is None
         assert liveness.knows(liveness.holder, liveness.file)
 
 
