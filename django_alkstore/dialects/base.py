@@ -300,6 +300,10 @@ class Operations(ABC):
         Returns its token: `token`, or more where the database has given out one as great.
         """
 
+    @abstractmethod
+    def renew_lock(self, name: str, token: int, owner: str, expires_at: int) -> bool:
+        """Let the lock of this token and owner end at `expires_at`, though it may have lapsed. *One statement.*"""
+
     # Schedules
 
     @abstractmethod

@@ -260,6 +260,8 @@ VALUES (
 ) ON CONFLICT DO NOTHING
 """
 
+RENEW_LOCK = f"UPDATE {LOCK} SET expires_at = %s WHERE name = %s AND token = %s AND owner = %s"
+
 DUE_SCHEDULES = f"""
 SELECT {_columns(StoredSchedule._fields, "name", "spec", "queue", "payload")} FROM {SCHEDULE}
 WHERE enabled AND next_fire_at <= %s ORDER BY next_fire_at LIMIT %s
@@ -612,6 +614,9 @@ class SQLiteOperations(Operations):
         self.cursor.execute(FREE_LAPSED_LOCK, (name, now))
         self.cursor.execute(INSERT_LOCK, (token, name, owner, now, expires_at, liveness))
         return self.cursor.lastrowid if self.cursor.rowcount == 1 else None
+
+    def renew_lock(self, name: str, token: int, owner: str, expires_at: int) -> bool:
+        return self._took_effect(RENEW_LOCK, (expires_at, name, token, owner))
 
     def due_schedules(self, now: int, limit: int) -> list[StoredSchedule]:
         self.cursor.execute(DUE_SCHEDULES, (now, limit))

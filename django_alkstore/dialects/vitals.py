@@ -120,11 +120,6 @@ def last_leases(connection: BaseDatabaseWrapper, now: int) -> list[Lease]:
         ]
 
 
-def others_version(connection: BaseDatabaseWrapper) -> int:
-    """Another one once anybody but this very connection has committed; of no meaning for any other connection."""
-    return _ask_number(connection, "PRAGMA data_version")
-
-
 def _file(connection: BaseDatabaseWrapper) -> str:
     # As SQLite itself has it: the setting may be a URI.
     with connection.cursor() as cursor:

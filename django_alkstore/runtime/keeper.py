@@ -13,6 +13,7 @@ from typing import TypeVar
 from django.db import DatabaseError
 
 from django_alkstore import clock, signals
+from django_alkstore.dialects.base import DatabaseReplaced
 from django_alkstore.dialects.liveness import Liveness
 from django_alkstore.dialects.watch import Bell
 from django_alkstore.runtime.announcing import announce, announce_loss
@@ -33,8 +34,20 @@ CONFIRM_LOSS = 0.1
 class Keeper:
     """The duties between two sleeps. Used by one thread."""
 
-    def __init__(self, crew: Crew, writer: Writer, liveness: Liveness, queues: Sequence[str], bell: Bell) -> None:
+    def __init__(
+        self,
+        crew: Crew,
+        writer: Writer,
+        liveness: Liveness,
+        queues: Sequence[str],
+        bell: Bell,
+        version: Callable[[], object],
+    ) -> None:
+        """`version`: that of the database. It changes with each commit of another connection."""
         self._crew = crew
+        self._version = version
+        self._seen: object = None
+        """The version before the last look for lost leases."""
         self._writer = writer
         self._liveness = liveness
         self._bell = bell
@@ -71,6 +84,8 @@ class Keeper:
                 self._write(results)
                 self._look_for_loss(now)
                 self._recovery.step()
+        except DatabaseReplaced:
+            raise
         except DatabaseError as error:
             self._writer.note_trouble(error)
 
@@ -91,13 +106,20 @@ class Keeper:
         self._upkeep.step(planned_at)
 
     def _look_for_loss(self, now: float) -> None:
-        """Tell handlers whose job was cancelled, deleted or taken: at most two seconds later."""
+        """Tell handlers whose job was cancelled, deleted or taken: at most two seconds later.
+
+        Raises `DatabaseReplaced` if the database file is another one, or gone. No thread may be free to notice it.
+        """
         if now < self._look_for_loss_at:
             return
         running = self._crew.running_for(CONFIRM_LOSS, now)
         self._look_for_loss_at = now + LOOK_FOR_LOSS
         if not running:
             return
+        version = self._version()
+        if version == self._seen and not self._missing:
+            return
+        self._seen = version
         held = self._writer.read(lambda db: db.held([(run.job.id, run.job.fence) for run in running]))
         missing = {run for run in running if (run.job.id, run.job.fence) not in held}
         for run in missing & self._missing:

@@ -19,7 +19,7 @@ EXIT_NOT_LEADING = 3
 
 SETTLE = 0.2
 """Seconds between two looks at the leadership while others keep committing."""
-HEAD_START = 0.25
+HEAD_START = 0.5
 """Seconds in which a leader may renew a lease that has run out, once the writer lock is free. Perhaps another process
 held the writer lock until then."""
 _MARGIN = 0.05

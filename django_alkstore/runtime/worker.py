@@ -69,7 +69,7 @@ class Worker:
         self._crew = Crew(concurrency, self._watch.ring, self._bell.ring)
         self._connection = connections[alias]
         self._writer = Writer(self._connection, self._liveness.holder, self._liveness.file)
-        self._keeper = Keeper(self._crew, self._writer, self._liveness, self._queues, self._bell)
+        self._keeper = Keeper(self._crew, self._writer, self._liveness, self._queues, self._bell, self._watch.version)
         leadership = Leadership(self._crew, self._writer, self._watch, queues, self._stopping)
         self._threads = [HandlerThread(number, self._crew, leadership) for number in range(concurrency)]
         self._events = EventsThread()
@@ -139,8 +139,8 @@ class Worker:
 
     def _work(self) -> int:
         while True:
-            self._keeper.look_after()
             try:
+                self._keeper.look_after()
                 code = self._verdict()
             except DatabaseReplaced as error:
                 # Running handlers write to a file that nobody looks at any more, and so would this worker.

@@ -14,13 +14,19 @@ import os
 import threading
 
 from django.db import DatabaseError, connections
-from django.db.models import QuerySet
 
 from django_alkstore import clock, names, signals
-from django_alkstore.clock import SECOND, from_us
+from django_alkstore.clock import SECOND
 from django_alkstore.dialects import Operations
 from django_alkstore.dialects.base import DatabaseReplaced
-from django_alkstore.dialects.transactions import limited_wait, read, refuse_open, resolve_alias, write_transaction
+from django_alkstore.dialects.transactions import (
+    limited_wait,
+    read,
+    refuse_open,
+    resolve_alias,
+    write_operations,
+    write_transaction,
+)
 from django_alkstore.exceptions import LeadershipLost
 from django_alkstore.models import Lock
 from django_alkstore.services.locks import LockHandle
@@ -71,14 +77,14 @@ def lead(waiter: Waiter) -> None:
     database = str(connections[waiter.alias].settings_dict["NAME"])
     signals.emit(signals.leader_elected, database=database, pid=os.getpid(), owner=leadership.owner)
     try:
-        _Leader(waiter, leadership).lead()
+        try:
+            _Leader(waiter, leadership).lead()
+        finally:
+            _resign(waiter, leadership)
     except LeadershipLost as lost:
         signals.emit(signals.leader_stood_down, reason=str(lost))
         raise
-    else:
-        signals.emit(signals.leader_stood_down, reason="stopped")
-    finally:
-        _resign(waiter, leadership)
+    signals.emit(signals.leader_stood_down, reason="stopped")
 
 
 def _resign(waiter: Waiter, leadership: LockHandle) -> None:
@@ -86,16 +92,11 @@ def _resign(waiter: Waiter, leadership: LockHandle) -> None:
     try:
         waiter.watch.version()  # raises if the file is gone: a new connection would make an empty one
         with limited_wait(waiter.alias, SLICE):
-            write_transaction(waiter.alias, lambda _: _term(leadership).delete())
+            rows = Lock.objects.using(waiter.alias).filter(name=leadership.name)
+            mine = rows.filter(token=leadership.token or 0, owner=leadership.owner)
+            write_transaction(waiter.alias, lambda _: mine.delete())
     except DatabaseError as error:
         signals.emit(signals.leadership_left, error=error, lapses_in=LEADERSHIP_TTL)
-
-
-def _term(leadership: LockHandle) -> QuerySet[Lock]:
-    """The leadership's row, as long as it is this holder's. Its lease may have run out."""
-    return Lock.objects.using(leadership.using).filter(
-        name=leadership.name, token=leadership.token or 0, owner=leadership.owner
-    )
 
 
 class _Leader:
@@ -146,7 +147,7 @@ class _Leader:
 
     def _step(self) -> bool:
         """Renew the lease and fire what is due, in one short transaction; True if more is due."""
-        step = self.waiter.in_slices(lambda: write_transaction(self.alias, self._renew_and_fire))
+        step = self.waiter.in_slices(lambda: write_operations(self.alias, self._renew_and_fire))
         committed = clock.waiting_from()
         self.renewed_at = clock.monotonic()
         self.unfinished = step.unfinished if step.more else {}
@@ -157,13 +158,14 @@ class _Leader:
 
     def _renew_and_fire(self, db: Operations) -> Step:
         now = clock.now_us()
-        if not self._renew(now):
+        if not self._renew(db, now):
             raise LeadershipLost("the leadership was taken by another scheduler")
         return tick_step(db, now, self.unfinished) if self._is_due() else Step(now)
 
-    def _renew(self, now: int) -> bool:
-        ends = from_us(now + round(LEADERSHIP_TTL * SECOND))
-        return _term(self.leadership).update(expires_at=ends) == 1
+    def _renew(self, db: Operations, now: int) -> bool:
+        """False if another has taken the leadership. A lease that ran out, and that nobody took, is renewed too."""
+        term = self.leadership
+        return db.renew_lock(term.name, term.token or 0, term.owner, now + round(LEADERSHIP_TTL * SECOND))
 
     def _renew_while_announcing(self) -> None:
         """Keep the lease if receivers and log handlers take long. A failure decides nothing: the next step does."""
@@ -172,7 +174,7 @@ class _Leader:
         self.renewed_at = clock.monotonic()
         try:
             with limited_wait(self.alias, SLICE):
-                write_transaction(self.alias, lambda _: self._renew(clock.now_us()))
+                write_operations(self.alias, lambda db: self._renew(db, clock.now_us()))
         except DatabaseError as error:
             signals.emit(signals.database_trouble, doing="renewing the leadership", error=error, pause=0.0)
 

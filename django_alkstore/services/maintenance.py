@@ -4,11 +4,9 @@ from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 from typing import TypeVar
 
-from django.db import DatabaseError
-
 from django_alkstore import clock, conf, signals
 from django_alkstore.clock import FIRST_US, SECOND, from_us
-from django_alkstore.dialects.transactions import is_contention, resolve_alias, write_statement, write_transaction
+from django_alkstore.dialects.transactions import resolve_alias, write_statement, write_transaction
 from django_alkstore.durations import Duration, seconds
 from django_alkstore.exceptions import InvalidOption, shown
 from django_alkstore.models import Job, State
@@ -158,14 +156,8 @@ class Upkeep:
             presence.take_back(self.alias, self._worker_id)
 
     def _sign(self) -> None:
-        """Leave the sign of life, and take away what the dead have left. It is no reason not to work."""
-        try:
-            if self._worker_id is not None:
-                presence.leave(self.alias, self._worker_id, self._queues, self._liveness)
-            presence.remove_lapsed(self.alias)
-        except DatabaseError as error:
-            if is_contention(self.alias, error):
-                raise  # tried again soon, like the rest of the upkeep, which could not be written either
-            pause = UPKEEP_INTERVAL
-            signals.emit(signals.database_trouble, doing="leaving a sign of life", error=error, pause=pause)
+        """Leave the sign of life, and take away what dead workers have left."""
+        if self._worker_id is not None:
+            presence.leave(self.alias, self._worker_id, self._queues, self._liveness)
+        presence.remove_lapsed(self.alias)
         self._sign_due_at = clock.monotonic() + UPKEEP_INTERVAL

@@ -32,10 +32,10 @@ def schedule(
     using: str | None = None,
     **options: Unpack[FireOptions],
 ) -> Schedule:
-    """Declare a schedule, or change it: one job into `queue` at each boundary of `spec`.
+    """Declare a schedule, or change it: it enqueues one job into `queue` at each boundary of `spec`.
 
-    The same interval keeps its place on the grid, another starts a new one at now + interval; a paused
-    schedule stays paused. Returns the complete `Schedule`. Raises `InvalidName`, `InvalidSpec`,
+    A schedule with the same interval keeps its place on the grid. Another interval starts a new grid at now + interval.
+    A paused schedule stays paused. Returns the complete `Schedule`. Raises `InvalidName`, `InvalidSpec`,
     `InvalidPayload` or `InvalidOption` before anything is written.
     """
     validate_name("schedule", name)
@@ -45,7 +45,7 @@ def schedule(
     refuse_unknown_schedule_options(options)
     chosen = check_fire_options(options)
     if chosen["expires_in"] is not None:
-        moment_after("expires_in", clock.now_us(), chosen["expires_in"])  # or its first tick could not say when
+        moment_after("expires_in", clock.now_us(), chosen["expires_in"])  # raises if no date can hold the expiry
     settings = conf.settings()
     _, read_back = encode_and_read(payload, max_bytes=settings.max_payload_bytes, encoder=settings.json_encoder)
     declared: dict[str, Any] = {
@@ -73,7 +73,11 @@ def schedule(
 
 
 def _next_on_redeclaring(row: Schedule, every: Every, now: int) -> int:
-    """The stored place on the grid, where the interval is the same and the clock did not once run ahead."""
+    """The next boundary of a schedule that is declared again: the stored one if the interval is the same.
+
+    If it lies more than an interval ahead, the clock ran ahead when it was stored, so the grid's first boundary after
+    now is next.
+    """
     try:
         same_grid = parse_spec(row.spec).interval == every.interval
     except InvalidSpec:
@@ -85,7 +89,7 @@ def _next_on_redeclaring(row: Schedule, every: Every, now: int) -> int:
 
 
 def unschedule(name: str, *, using: str | None = None) -> bool:
-    """Remove a schedule; `False` where there was none. Jobs that it has fired stay."""
+    """Remove a schedule; `False` if there is none of the name. Jobs that it has fired stay."""
     alias = resolve_alias(using)
     validate_name("schedule", name)
     removed = write_transaction(alias, lambda _: Schedule.objects.using(alias).filter(name=name).delete()[0])
@@ -93,7 +97,7 @@ def unschedule(name: str, *, using: str | None = None) -> bool:
 
 
 def pause_schedule(name: str, *, using: str | None = None) -> bool:
-    """Stop firing; `False` where there is no such schedule or it is paused already."""
+    """Stop firing; `False` if there is no such schedule or it is already paused."""
     alias = resolve_alias(using)
     validate_name("schedule", name)
 
@@ -105,9 +109,9 @@ def pause_schedule(name: str, *, using: str | None = None) -> bool:
 
 
 def resume_schedule(name: str, *, using: str | None = None) -> bool:
-    """Go on from the first boundary after now, firing nothing of what the pause missed.
+    """Go on from the first boundary after now. Boundaries that were missed in the pause are not fired.
 
-    `False` where there is no such schedule or it is not paused. `InvalidSpec` where its spec cannot be read.
+    `False` if there is no such schedule or it is not paused. Raises `InvalidSpec` if its spec cannot be read.
     """
     alias = resolve_alias(using)
     validate_name("schedule", name)
@@ -127,10 +131,10 @@ def resume_schedule(name: str, *, using: str | None = None) -> bool:
 
 
 def fire_schedule(name: str, *, using: str | None = None) -> Job | None:
-    """Enqueue a schedule's job now, paused or not, beside its boundaries; `None` where there is none of the name.
+    """Enqueue a schedule's job once, now, also if it is paused; `None` if there is no schedule of the name.
 
-    The job names the schedule and has no `fire_at`, since it is for no boundary. `InvalidPayload` and its kind
-    where the stored row cannot be read.
+    The job names the schedule and has no `fire_at`, because it belongs to no boundary. Raises `InvalidName`,
+    `InvalidPayload` or `InvalidOption` if the stored row cannot be read.
     """
     alias = resolve_alias(using)
     validate_name("schedule", name)
@@ -160,6 +164,6 @@ def _representable(moment: int) -> int:
 
 
 def soonest(*, using: str | None = None) -> datetime | None:
-    """The earliest next boundary of an enabled schedule; `None` where there is none."""
+    """The earliest next boundary of all enabled schedules; `None` if there is none."""
     enabled = Schedule.objects.using(resolve_alias(using)).filter(enabled=True)
     return enabled.order_by("next_fire_at").values_list("next_fire_at", flat=True).first()

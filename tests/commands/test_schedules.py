@@ -12,7 +12,7 @@ from django.db import connection, transaction
 from django_alkstore import clock
 from django_alkstore.models import Job, Lock
 from django_alkstore.services import enqueue, force_release, schedule, unschedule
-from tests.ledger.tools import wait_for_state
+from tests.ledger.tools import variant, wait_for_state
 from tests.processes import Process, wait_until
 
 pytestmark = pytest.mark.django_db(transaction=True)
@@ -154,7 +154,7 @@ def test_a_later_second_signal_ends_a_scheduler_that_cannot_stop_with_status_1(s
     assert process.wait() == 1
     process.wait_for("cut off at a second signal")
     assert "Traceback" not in process.output
-    assert [name for name, _ in leaders()] == [LEADERSHIP]  # it lapses
+    assert leaders() == []  # it was freed before foreign code was called
 
 
 def test_a_later_second_signal_ends_run_alkstore_too_if_only_its_scheduler_is_left(start: Start) -> None:
@@ -247,3 +247,14 @@ def test_a_scheduler_that_breaks_ends_its_process_with_status_1_after_what_runs(
     assert leaders() == []
     if command == "run_alkstore":
         wait_for_state("completed", job.pk)
+
+
+@pytest.mark.parametrize("command", ["run_schedules", "run_alkstore"])
+def test_without_crash_detection_a_command_says_so_in_one_line(start: Start, command: str) -> None:
+    process = start(command, **variant(ALKSTORE={"LIVENESS": False}))
+    process.wait_for("scheduler leads")
+    if command == "run_alkstore":
+        process.wait_for("worker started")
+    process.signal(signal.SIGTERM)
+    assert process.wait() == 0
+    assert len([line for line in process.lines if "crash detection is off" in line]) == 1

@@ -353,11 +353,11 @@ import sys
 from django.core.management import call_command
 from django_alkstore.runtime import scheduler
 from django_alkstore.services import leader
-leader.LEADERSHIP_TTL = scheduler.LEADERSHIP_TTL = 1.0
-leader.RENEW_EVERY = 0.2
+leader.LEADERSHIP_TTL = scheduler.LEADERSHIP_TTL = 2.0
+leader.RENEW_EVERY = 0.4
 call_command(*sys.argv[1:])
 """
-"""Runs a command with a lease of one second."""
+"""Runs a command with a lease of two seconds."""
 
 FOR_EVER = {"ALKSTORE_TEST_TIMEOUT": "1000"}
 """A busy timeout that no test waits for."""
@@ -397,7 +397,7 @@ def test_a_leader_whose_lease_runs_out_while_another_process_holds_the_writer_lo
     standby.wait_for("stands by")
     first = leader_row()
     assert first is not None
-    for _ in range(3):
+    for _ in range(2):
         with writer_lock("IMMEDIATE"):
             row = leader_row()
             assert row is not None

@@ -206,7 +206,7 @@ class ByHand:
         writer = Writer(connections["default"], self._liveness.holder, None)
         self._bell = Bell()
         self._watch = Watch("default")
-        self._keeper = Keeper(self.crew, writer, self._liveness, [registration.queue], self._bell)
+        self._keeper = Keeper(self.crew, writer, self._liveness, [registration.queue], self._bell, self._watch.version)
         registrations = {registration.queue: registration}
         self._leadership = Leadership(self.crew, writer, self._watch, registrations, threading.Event())
         self.crew.lead(self)

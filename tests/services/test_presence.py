@@ -131,24 +131,13 @@ def refuse(code: int) -> Callable[..., None]:
     return raise_
 
 
-def test_a_worker_that_cannot_write_it_works_on_and_tries_again(
-    clock: ManualClock, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+@pytest.mark.parametrize("code", [sqlite3.SQLITE_IOERR, sqlite3.SQLITE_BUSY], ids=["a fault", "another writes"])
+def test_one_that_cannot_be_written_is_due_again_like_the_rest_of_the_upkeep(
+    clock: ManualClock, monkeypatch: pytest.MonkeyPatch, code: int
 ) -> None:
     upkeep, _ = upkeep_of("mail")
     with monkeypatch.context() as patch:
-        patch.setattr(presence, "leave", refuse(sqlite3.SQLITE_IOERR))
-        upkeep.step()
-    assert upkeep.due_in() == UPKEEP_INTERVAL
-    assert "database trouble while leaving a sign of life" in caplog.text
-    clock.advance(UPKEEP_INTERVAL)
-    upkeep.step()
-    assert signed() == {"mail"}
-
-
-def test_while_another_writes_it_is_tried_again_at_once(clock: ManualClock, monkeypatch: pytest.MonkeyPatch) -> None:
-    upkeep, _ = upkeep_of("mail")
-    with monkeypatch.context() as patch:
-        patch.setattr(presence, "leave", refuse(sqlite3.SQLITE_BUSY))
+        patch.setattr(presence, "leave", refuse(code))
         with pytest.raises(OperationalError):
             upkeep.step()
     assert upkeep.due_in() == 0
