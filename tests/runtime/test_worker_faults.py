@@ -4,6 +4,7 @@ import json
 from collections.abc import Callable
 from contextlib import closing
 from datetime import timedelta
+from itertools import count
 from pathlib import Path
 from signal import SIGINT, SIGTERM
 from typing import cast
@@ -11,9 +12,12 @@ from typing import cast
 import pytest
 from django.db import transaction
 
-from django_alkstore import clock
+from django_alkstore import clock as clocks
+from django_alkstore.clock import ManualClock
+from django_alkstore.dialects import Operations
 from django_alkstore.models import Job
 from django_alkstore.registry import Registration
+from django_alkstore.runtime.claim_times import ClaimTimes
 from django_alkstore.runtime.crew import Crew, Run
 from django_alkstore.runtime.event_loop import Host
 from django_alkstore.runtime.handler_threads import HandlerThread, Leadership
@@ -55,7 +59,7 @@ def stop(worker: Process, *, at_once: bool = False) -> None:
     worker.signal(SIGTERM)
     worker.wait_for("worker stopping")
     if at_once:
-        wait_past(clock.now() + SAME_SIGNAL)
+        wait_past(clocks.now() + SAME_SIGNAL)
         worker.signal(SIGTERM)
 
 
@@ -76,7 +80,7 @@ def test_a_foreign_write_at_a_hard_end_costs_no_result_and_no_refund(
     worker.wait_for("running ", 4)
     if how == "second signal":
         stop(worker)
-        wait_past(clock.now() + SAME_SIGNAL)
+        wait_past(clocks.now() + SAME_SIGNAL)
     with writer_lock():
         end.touch()
         worker.wait_for(f"done {done}")
@@ -84,8 +88,8 @@ def test_a_foreign_write_at_a_hard_end_costs_no_result_and_no_refund(
         worker.signal(SIGTERM)
         if how == "end of the grace":
             worker.wait_for("worker stopping")
-            wait_past(clock.now() + timedelta(seconds=grace))
-        wait_past(clock.now() + timedelta(seconds=seconds))
+            wait_past(clocks.now() + timedelta(seconds=grace))
+        wait_past(clocks.now() + timedelta(seconds=seconds))
     assert worker.wait() == 1
     assert outcome(done) == COMPLETED
     assert outcome(failed) == ("dead", 1, ["ValueError: after the wait"])
@@ -100,9 +104,9 @@ def test_signals_within_a_moment_count_as_one(begin: Start, tmp_path: Path, name
     worker.wait_for(f"running {job.pk}")
     for name in names:
         worker.signal(name)
-        wait_past(clock.now() + timedelta(seconds=0.01))
+        wait_past(clocks.now() + timedelta(seconds=0.01))
     worker.wait_for("worker stopping")
-    wait_past(clock.now() + timedelta(seconds=3))
+    wait_past(clocks.now() + timedelta(seconds=3))
     end.touch()
     assert worker.wait() == 0
     assert outcome(job.pk) == COMPLETED
@@ -115,7 +119,7 @@ def test_a_later_signal_cuts_off_though_the_first_two_counted_as_one(begin: Star
     worker.signal(SIGTERM)
     worker.signal(SIGINT)
     worker.wait_for("worker stopping")
-    wait_past(clock.now() + SAME_SIGNAL)
+    wait_past(clocks.now() + SAME_SIGNAL)
     assert worker.popen.poll() is None
     worker.signal(SIGINT)
     assert worker.wait() == 1
@@ -134,19 +138,19 @@ class Buffer(logging.Handler):
 
     def emit(self, record):
         self.lines.append(record.getMessage())
-        print(record.getMessage(), file=sys.stderr, flush=True)
 
     def flush(self):
         Path(sys.argv[1], "log").write_text("".join(self.lines))
 
 def receive(**data):
     Path(sys.argv[1], "event").write_text(json.dumps(dict(Job.objects.values_list("pk", "state"))))
+    logging.getLogger("shop").warning("the last line")
 
-logging.getLogger("django_alkstore").addHandler(Buffer())
+logging.getLogger("shop").addHandler(Buffer())
 signals.worker_stopped.connect(receive, weak=False)
 call_command(*sys.argv[2:])
 """
-"""Keeps the log in a buffer, and what is on the rows when the worker announces its end."""
+"""Writes down the states of all jobs when the worker announces its end, and a line into a log with a buffer."""
 
 
 @pytest.mark.parametrize("how", ["second signal", "end of the grace"])
@@ -154,21 +158,20 @@ def test_at_a_hard_end_receivers_are_called_and_the_log_and_the_output_are_flush
     begin: Start, tmp_path: Path, how: str
 ) -> None:
     told, end = tmp_path / "told", tmp_path / "end"
-    running = enqueue("silent", [str(told), str(tmp_path / "never")]).pk
     done = enqueue("mix", str(end)).pk
     grace = "1" if how == "end of the grace" else "3600"
     command = ("run_queue", "silent", "mix", "--grace", grace)
     worker = begin("-c", FLUSHED, str(tmp_path), *command, PYTHONUNBUFFERED="")
     worker.wait_for(f"running {done}")
-    wait_until(told.exists, "the other handler has printed")
     end.touch()
+    worker.wait_for(f"done {done}")  # with a flush of the output
+    running = enqueue("silent", [str(told), str(tmp_path / "never")]).pk
+    wait_until(told.exists, "the handler has printed")
     stop(worker, at_once=how == "second signal")
     assert worker.wait() == 1
     assert f"output of {running}" in worker.output
     assert json.loads((tmp_path / "event").read_text()) == {str(running): "processing", str(done): "completed"}
-    log = (tmp_path / "log").read_text()
-    assert f"gave back job {running}" in log
-    assert "worker stopped" in log
+    assert (tmp_path / "log").read_text() == "the last line"
     assert outcome(running) == GIVEN_BACK
 
 
@@ -179,7 +182,7 @@ def test_the_log_and_the_output_are_flushed_if_every_thread_is_kept_past_its_tim
     worker = begin("-c", FLUSHED, str(tmp_path), "run_queue", "stubborn", "--concurrency", "1")
     assert worker.wait() == 4
     assert json.loads((tmp_path / "event").read_text()) == {str(stuck): "pending"}
-    assert "worker stopped" in (tmp_path / "log").read_text()
+    assert (tmp_path / "log").read_text() == "the last line"
     assert outcome(stuck) == ("pending", 1, ["time limit"])
 
 
@@ -364,7 +367,7 @@ def test_an_atomic_handler_that_waits_for_a_foreign_writer_past_its_time_limit_r
     worker.wait_for(f"about to start {job}")
     with writer_lock():
         gate.touch()
-        wait_past(clock.now() + timedelta(seconds=2))
+        wait_past(clocks.now() + timedelta(seconds=2))
     worker.wait_for("completed job")
     assert outcome(job) == COMPLETED
 
@@ -481,7 +484,7 @@ def test_the_row_of_a_receiver_is_kept_though_another_process_writes(
     with writer_lock():
         gate.touch()
         worker.wait_for("receiver writes")
-        wait_past(clock.now() + timedelta(seconds=0.5))
+        wait_past(clocks.now() + timedelta(seconds=0.5))
     worker.wait_for("receiver has written")
     assert Entry.objects.filter(text="by a receiver").count() == 1
 
@@ -531,6 +534,22 @@ def test_a_coroutine_that_gives_up_waiting_for_another_thread_keeps_no_handler_t
     assert "worker stopped: 3 completed, 0 failed" in worker.output
 
 
+def test_a_look_that_takes_long_makes_the_worker_wait_for_a_second_at_most(clock: ManualClock) -> None:
+    """On a machine without time for it, a pause in proportion kept a worker from its jobs for a minute."""
+
+    class Slow:
+        def next_claims(self, queues: list[str]) -> dict[str, int | None]:
+            clock.advance(10)
+            return dict.fromkeys(queues)
+
+    versions = count()
+    times = ClaimTimes(["noop"], lambda: next(versions))
+    times.forget("noop")
+    times.take_news()  # of another process
+    times.look(cast("Operations", Slow()))
+    assert 0 < times.pause() <= 1
+
+
 # What a running handler is told
 
 
@@ -562,7 +581,7 @@ def test_a_running_handler_is_told_that_the_worker_stops_and_can_save_its_place(
     worker.signal(SIGTERM)
     assert worker.wait() == 0
     assert outcome(job) == GIVEN_BACK
-    assert row(job).run_at <= clock.now()
+    assert row(job).run_at <= clocks.now()
 
 
 # Lock errors of handlers
