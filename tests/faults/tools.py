@@ -61,8 +61,8 @@ Shifted.monotonic = lambda self: clock.SystemClock.monotonic(self) + float(shift
 
 COMMAND = """
 from django.core.management import call_command
-from django_alkstore.runtime import handler_threads, keeper
-handler_threads.LONGEST_SLEEP = keeper.LONGEST_SLEEP = 1.0  # after that it looks at the clock again; by itself a minute
+from django_alkstore.runtime import keeper, leadership
+leadership.LONGEST_SLEEP = keeper.LONGEST_SLEEP = 1.0  # after that it looks at the clock again; by itself a minute
 call_command(*sys.argv[2:])
 """
 

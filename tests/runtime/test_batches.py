@@ -10,7 +10,7 @@ from django.db import transaction
 
 from django_alkstore import clock
 from django_alkstore.models import Job
-from django_alkstore.runtime.crew import LARGEST_BATCH
+from django_alkstore.runtime.jobs import LARGEST_BATCH
 from django_alkstore.services import claim_batch, enqueue, enqueue_many, reschedule, run_now, sweep
 from tests.ledger.tools import end_leases, row, state, variant, wait_for_state
 from tests.processes import Process

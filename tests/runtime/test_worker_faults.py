@@ -11,6 +11,7 @@ from typing import cast
 
 import pytest
 from django.db import transaction
+from django_alkstore.runtime.crew import Crew, Run
 
 from django_alkstore import clock as clocks
 from django_alkstore.clock import ManualClock
@@ -18,7 +19,6 @@ from django_alkstore.dialects import Operations
 from django_alkstore.models import Job
 from django_alkstore.registry import Registration
 from django_alkstore.runtime.claim_times import ClaimTimes
-from django_alkstore.runtime.crew import Crew, Run
 from django_alkstore.runtime.event_loop import Host
 from django_alkstore.runtime.handler_threads import HandlerThread, Leadership
 from django_alkstore.services import JobHandle, cancel, claim_batch, enqueue, enqueue_many, requeue
