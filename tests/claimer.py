@@ -15,6 +15,11 @@ from django_alkstore.dialects.transactions import write_statement
 from django_alkstore.services.recovery import Recovery
 
 
+def say(text: str) -> None:
+    sys.stdout.write(text + "\n")  # in one piece: a forked child writes to the same pipe
+    sys.stdout.flush()
+
+
 def claim(liveness: Liveness, queue: str, limit: int = 100) -> list[ClaimedJob]:
     """Claim as a worker does."""
 
@@ -30,14 +35,14 @@ class Worker(Liveness):
     def __init__(self, queue: str) -> None:
         super().__init__("default")
         self.rows = claim(self, queue)
-        print(f"claimed {len(self.rows)} as {self.holder}", flush=True)
+        say(f"claimed {len(self.rows)} as {self.holder}")
 
 
 def obey(**commands: Callable[[], object]) -> None:
     """Run the command that each line of the standard input names, until that ends."""
     for line in sys.stdin:
         commands[line.strip()]()
-        print(f"did {line.strip()}", flush=True)
+        say(f"did {line.strip()}")
 
 
 def watch_for_deaths(liveness: Liveness, enough: Callable[[], bool], longest: float) -> None:

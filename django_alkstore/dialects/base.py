@@ -218,8 +218,8 @@ class Operations(ABC):
         """Let the claim's lease end at `lease_expires_at`. *One statement.*"""
 
     @abstractmethod
-    def held(self, claims: Sequence[tuple[int, int]]) -> set[int]:
-        """The ids of those claims (id and fence each) that still hold their job, also if the lease ran out."""
+    def held(self, claims: Sequence[tuple[int, int]]) -> set[tuple[int, int]]:
+        """Those of the claims (id and fence each) that still hold their job, also if the lease ran out."""
 
     # Jobs put right
 

@@ -13,7 +13,7 @@ import os
 import struct
 import sys
 import time
-from contextlib import ExitStack, suppress
+from contextlib import ExitStack
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
@@ -38,6 +38,7 @@ MOUNTS = Path("/proc/self/mountinfo")
 
 _FLOCK = "hhqqi4x"
 """C's `struct flock`: l_type, l_whence, l_start, l_len, l_pid."""
+_FLAGS = os.O_RDWR | getattr(os, "O_NOFOLLOW", 0)
 _CREATOR_PAUSE = 0.05
 """Seconds. A file is created with mode 600 and gets the owner and the mode of the database a moment later."""
 
@@ -57,7 +58,7 @@ class LivenessView:
         self._guard = guard()
         self._opened = ExitStack()
         self._probe: int | None = None
-        # Under the guard, so that no other thread forks a child that inherits a descriptor which is not in `_open` yet.
+        # Under the guard: a child that another thread forks here would keep descriptors that are not in `_views` yet.
         with self._guard:
             try:
                 self._set_up(using)
@@ -66,7 +67,7 @@ class LivenessView:
             except (Unavailable, OSError) as error:
                 self._close()
                 self.reason = str(error)
-            _open.add(self)
+            _views.add(self)
 
     def _set_up(self, using: str) -> None:
         self._open_probe(_path(using))
@@ -99,6 +100,10 @@ class LivenessView:
         """Close the file. Another call changes nothing."""
         with self._guard:
             self._close()
+
+    def abandon(self) -> None:
+        """Close the copy of a forked child, which has no other thread. A thread of its parent may have the guard."""
+        self._close()
 
     def _close(self) -> None:
         self._opened.close()
@@ -151,11 +156,11 @@ class Liveness(LivenessView):
             from inotify_simple import INotify, flags  # noqa: PLC0415  it can be imported on Linux only
 
             events = INotify(nonblocking=True)
-        except Exception:  # noqa: BLE001  no ctypes, no inotify, or its limit is reached: look once a second instead
+            self._opened.callback(events.close)
+            # The file itself and not its folder, where each commit would be an event. ATTRIB tells of an unlink.
+            events.add_watch(path, flags.CLOSE_WRITE | flags.ATTRIB | flags.DELETE_SELF | flags.MOVE_SELF)
+        except Exception:  # noqa: BLE001  no ctypes, no inotify, or a limit is reached: look once a second instead
             return
-        self._opened.callback(events.close)
-        # The file itself and not its folder, where each commit would be an event. ATTRIB tells of an unlink.
-        events.add_watch(path, flags.CLOSE_WRITE | flags.ATTRIB | flags.DELETE_SELF | flags.MOVE_SELF)
         self._events = events
 
     def fileno(self) -> int | None:
@@ -172,13 +177,13 @@ class Liveness(LivenessView):
         self.file = self._events = None
 
 
-_open: "WeakSet[LivenessView]" = WeakSet()
+_views: "WeakSet[LivenessView]" = WeakSet()
 
 
 def _close_in_child() -> None:
     """Let no forked child keep its parent's lock: the copies share it."""
-    for view in list(_open):
-        view.close()
+    for view in list(_views):
+        view.abandon()
 
 
 if sys.platform != "win32":
@@ -219,20 +224,28 @@ def _file_system(folder: Path) -> str | None:
 def _open_or_create(path: Path, database: Path | None) -> int:
     """Open the file for writing; create it with the owner and the mode of the database if it is absent."""
     assert database is not None
-    flags = os.O_RDWR | os.O_NOFOLLOW
-    with suppress(FileExistsError):
-        created = os.open(path, flags | os.O_CREAT | os.O_EXCL, 0o600)
-        try:
-            _make_like(created, os.stat(database))
-        except BaseException:
-            os.close(created)
-            raise
-        return created
     try:
-        return os.open(path, flags)
+        return _open_for_writing(path)
+    except FileNotFoundError:
+        like = os.stat(database)  # fails if there is no database: then no file is created
+    try:
+        created = os.open(path, _FLAGS | os.O_CREAT | os.O_EXCL, 0o600)
+    except FileExistsError:  # another process has created it in between
+        return _open_for_writing(path)
+    try:
+        _make_like(created, like)
+    except BaseException:
+        os.close(created)
+        raise
+    return created
+
+
+def _open_for_writing(path: Path) -> int:
+    try:
+        return os.open(path, _FLAGS)
     except PermissionError:
         time.sleep(_CREATOR_PAUSE)
-        return os.open(path, flags)
+        return os.open(path, _FLAGS)
 
 
 def _make_like(descriptor: int, database: os.stat_result) -> None:

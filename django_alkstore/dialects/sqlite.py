@@ -291,7 +291,8 @@ def _joined(worker_id: str) -> str:
 
 @lru_cache(maxsize=256)
 def _held_text(count: int) -> str:
-    return f"SELECT id FROM {JOB} WHERE state = 'processing' AND ({' OR '.join(['(id = %s AND fence = %s)'] * count)})"
+    claims = " OR ".join(["(id = %s AND fence = %s)"] * count)
+    return f"SELECT id, fence FROM {JOB} WHERE state = 'processing' AND ({claims})"
 
 
 _MAX_ACKS = 100
@@ -539,12 +540,12 @@ class SQLiteOperations(Operations):
     def renew(self, claim: Claim, lease_expires_at: int) -> bool:
         return self._took_effect(RENEW, (lease_expires_at, *claim))
 
-    def held(self, claims: Sequence[tuple[int, int]]) -> set[int]:
-        found: set[int] = set()
+    def held(self, claims: Sequence[tuple[int, int]]) -> set[tuple[int, int]]:
+        found: set[tuple[int, int]] = set()
         for start in range(0, len(claims), _MAX_ACKS):
             some = claims[start : start + _MAX_ACKS]
             self.cursor.execute(_held_text(len(some)), [value for claim in some for value in claim])
-            found.update(row[0] for row in self.cursor.fetchall())
+            found.update(self.cursor.fetchall())
         return found
 
     def lapsed(self, queue: str, now: int, limit: int) -> list[LapsedJob]:

@@ -141,10 +141,13 @@ class HandlerThread(threading.Thread):
         self._crew = crew
         self._leadership = leadership
         self._cutting = threading.Lock()
-        """Protects the next two attributes, which the keeper uses too."""
+        """Protects the next three attributes, which the keeper uses too."""
+        self._run: Run | None = None
+        """The job whose handler runs in this thread."""
         self._connection: BaseDatabaseWrapper | None = None
-        """The connection of this thread to the database of the job, while its handler runs."""
-        self._was_cut_off = False
+        """The connection of this thread to the database of that job, while its handler runs."""
+        self._cut_off: object | None = None
+        """The database's own connection that was cut off. A handler can close it and open another."""
 
     def run(self) -> None:
         host = Host()
@@ -183,12 +186,12 @@ class HandlerThread(threading.Thread):
     def _run_handler(self, run: Run, host: Host) -> Ending:
         job = run.job
         with self._cutting:
-            self._connection = connections[job.using]
+            self._run, self._connection = run, connections[job.using]
         signals.emit(signals.job_started, job=job)
         ending = perform(run.registration, job, host.run, partial(self._crew.count_time_from_now, run))
         with self._cutting:
-            connection, self._connection = self._connection, None
-            was_cut_off, self._was_cut_off = self._was_cut_off, False
+            connection, self._run, self._connection = self._connection, None, None
+            was_cut_off, self._cut_off = self._cut_off is not None, None
         if was_cut_off:
             connection.close()
         left_open = tidy_connections(job.using, afresh=ending.by_database)
@@ -204,11 +207,15 @@ class HandlerThread(threading.Thread):
         Waits for the statement that the handler is in. The handler keeps this thread.
         """
         with self._cutting:
-            if run.thread is self and self._connection is not None and not self._was_cut_off:
-                self._was_cut_off = True
+            # The thread may have gone on to another job since the keeper has looked.
+            if self._run is run and self._connection is not None and self._connection.connection is not self._cut_off:
+                self._cut_off = self._connection.connection
                 dialect_of(self._connection).cut_off(self._connection)
 
     def has_open_transaction(self, run: Run) -> bool:
         """True if its handler has a transaction open that was not cut off."""
-        connection = self._connection  # no lock: a cutter may hold it for as long as a statement takes
-        return connection is not None and not self._was_cut_off and is_left_open(connection)
+        # No lock: a cutter may hold it for as long as a statement takes.
+        connection = self._connection
+        if connection is None or self._run is not run or connection.connection is self._cut_off:
+            return False
+        return is_left_open(connection)

@@ -121,7 +121,7 @@ class Keeper:
             return
         self._seen = version
         held = self._writer.read(lambda db: db.held([(run.job.id, run.job.fence) for run in running]))
-        missing = {run for run in running if run.job.id not in held}
+        missing = {run for run in running if (run.job.id, run.job.fence) not in held}
         for run in missing & self._missing:
             if self._crew.lose(run):
                 announce_loss(run, "claim")

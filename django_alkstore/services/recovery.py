@@ -96,7 +96,7 @@ def _recover_batch(worker_id: str, file: str, db: Operations) -> list[Recovered]
 
 
 def _recover_job(db: Operations, job: AbandonedJob, now: int) -> Recovered:
-    """End the attempt, which counts. Until the database is unlocked, nobody can take the claim away."""
+    """End the attempt, which counts. The writer lock is held, so no other process can change the claim meanwhile."""
     entry = failures.failure(job.attempts, from_us(now), failures.describe_reason(failures.WORKER_DIED))
     errors = failures.append(job.errors, entry)
     claim = (job.id, job.fence, UNTAKEN)

@@ -41,7 +41,7 @@ others = []
 def fork():
     held = worker.file
     if os.fork() == 0:
-        print(f"child {os.getpid()} knows {worker.knows(worker.holder, held)} in {worker.file}", flush=True)
+        say(f"child {os.getpid()} knows {worker.knows(worker.holder, held)} in {worker.file}")
         os.closerange(0, 3)
         signal.pause()
 
@@ -56,7 +56,7 @@ def ack():
     now = clock.now_us()
     claims = [(row.id, row.fence, now) for row in worker.rows]
     acked = write_statement("default", lambda db: db.ack(claims, now, delete=False))
-    print(f"acked {len(acked)}", flush=True)
+    say(f"acked {len(acked)}")
 
 
 obey(die=die, fork=fork, copy=copy, ack=ack, claim=lambda: others.append(Worker("mail")), close=worker.close)

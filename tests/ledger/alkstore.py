@@ -515,3 +515,33 @@ def atomic_late(job: JobHandle) -> None:
 @handler("print")
 def print_payload(job: JobHandle) -> None:
     print(job.payload)
+
+
+@handler("fatal")
+def fatal(job: JobHandle) -> None:
+    """Nothing, or (payload: how) ends its process. `once`: on the first attempt only."""
+    how, _, when = (job.payload or "").partition(" ")
+    if when == "once" and job.attempt > 1:
+        return
+    if how == "kill":
+        os.kill(os.getpid(), signal.SIGKILL)
+    elif how == "exit":
+        os._exit(1)
+    elif how == "devour":
+        say(f"devours {job.id}")
+        kept = []
+        while True:
+            kept.append(b"x" * 2**22)
+
+
+@handler("forks")
+def forks(job: JobHandle) -> None:
+    """On the first attempt it leaves a child behind, says its process id, and waits."""
+    if job.attempt > 1:
+        return
+    child = os.fork()
+    if child == 0:
+        os.closerange(0, 3)
+        signal.pause()
+    say(f"child {child}")
+    threading.Event().wait()

@@ -7,6 +7,7 @@ import pytest
 from django.db import connection
 
 from django_alkstore.clock import ManualClock, now
+from django_alkstore.dialects.liveness import Liveness
 from django_alkstore.exceptions import DuplicateJob
 from django_alkstore.models import Job
 from django_alkstore.services import (
@@ -23,6 +24,8 @@ from django_alkstore.services import (
     reschedule,
     sweep,
 )
+from django_alkstore.services.recovery import recover
+from tests.claimer import claim
 
 pytestmark = pytest.mark.django_db(transaction=True)
 
@@ -125,6 +128,19 @@ def test_f109_a_sweep_that_finds_work_uses_its_indexes_too(crowd: None, clock: M
     claim_batch("mail", "w", limit=3)
     clock.advance(600)
     assert_direct(plans_of(lambda: sweep("mail")))
+
+
+def test_a_look_for_dead_workers_reads_the_leased_jobs_alone(statistics: None) -> None:
+    with Liveness("default") as dead:
+        claim(dead, "mail", 3)
+    with Liveness("default") as liveness:
+        plans = plans_of(lambda: recover("default", liveness))
+    for sql, steps in plans.items():
+        if sql.lstrip().startswith("SELECT"):
+            assert all("INDEX alkstore_job_lease" in step for step in steps if "django_alkstore_job" in step), steps
+        else:
+            assert_direct({sql: steps})
+    assert sum("alkstore_job_lease" in step for steps in plans.values() for step in steps) >= 2
 
 
 def test_f109_a_claim_costs_no_more_for_finished_and_delayed_jobs(crowd: None, clock: ManualClock) -> None:

@@ -1,5 +1,6 @@
 """The liveness file: who makes it, what is known by it, and when leases decide alone."""
 
+import errno
 import os
 import shutil
 import stat
@@ -196,6 +197,16 @@ def test_without_inotify_a_worker_lives_too(
         assert liveness.knows(liveness.holder, liveness.file)
 
 
+def test_without_a_watch_a_worker_lives_too(place: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(*_: object) -> None:
+        raise OSError(errno.ENOSPC, "the limit of watches is reached")
+
+    monkeypatch.setattr("inotify_simple.INotify.add_watch", refuse)
+    with living() as liveness:
+        assert liveness.fileno() is None
+        assert liveness.knows(liveness.holder, liveness.file)
+
+
 # When leases decide alone
 
 
@@ -269,6 +280,11 @@ def a_link(place: Path, monkeypatch: pytest.MonkeyPatch) -> str:
     return "symbolic link"
 
 
+def no_database(place: Path, monkeypatch: pytest.MonkeyPatch) -> str:
+    place.unlink()
+    return "No such file"
+
+
 def no_such_locks(place: Path, monkeypatch: pytest.MonkeyPatch) -> str:
     monkeypatch.delattr("fcntl.F_OFD_SETLK")
     return "Linux only"
@@ -292,6 +308,7 @@ def locks_that_are_not_kept(place: Path, monkeypatch: pytest.MonkeyPatch) -> str
         no_mount_table,
         no_file,
         a_link,
+        no_database,
         no_such_locks,
         locks_that_are_refused,
         locks_that_are_not_kept,
@@ -305,4 +322,6 @@ def test_where_it_cannot_be_set_up_leases_decide_alone_and_it_says_why(
         before = set(os.listdir("/proc/self/fd"))
         unavailable(place, why)
         assert set(os.listdir("/proc/self/fd")) == before, "nothing stays open"
+        if lack in (no_permission, no_local_file_system, no_mount_table, no_database, no_such_locks):
+            assert not beside(place).exists(), "nothing is created"
     place.parent.chmod(0o755)

@@ -17,7 +17,7 @@ from typing import Any
 from django.db import connection
 
 from django_alkstore.clock import from_us
-from django_alkstore.failures import EXPIRED, LEASE_EXPIRED, MAX_ERRORS, TIME_LIMIT
+from django_alkstore.failures import EXPIRED, LEASE_EXPIRED, MAX_ERRORS, TIME_LIMIT, WORKER_DIED
 from django_alkstore.models import Job, Schedule
 from django_alkstore.names import LEADERSHIP_LOCK
 from django_alkstore.services.locks import holder
@@ -87,7 +87,6 @@ class Life:
         spent = after.attempts - before.attempts
         error_kept = after.errors == min(before.errors + 1, MAX_ERRORS)
         no_error = after.errors == before.errors
-        lapse = after.last_error == LEASE_EXPIRED
         if step == ("pending", "processing"):
             in_order = after.fence == before.fence + 1 and spent == 1 and after.attempts <= after.max_attempts
             due = before.run_at <= after.at + CLOCK_GRAIN
@@ -105,9 +104,11 @@ class Life:
             return "given back"
         if spent or not error_kept:
             return None
-        if lapse:
+        left = before.attempts < before.max_attempts
+        if after.last_error == WORKER_DIED:
+            return "left by the dead" if left == (after.state == "pending") else None
+        if after.last_error == LEASE_EXPIRED:
             over = before.lease_expires_at is not None and before.lease_expires_at <= after.at + CLOCK_GRAIN
-            left = before.attempts < before.max_attempts
             return "lapsed" if over and left == (after.state == "pending") else None
         return "failed" if after.state == "pending" else "died"
 
@@ -195,7 +196,7 @@ class Account:
         error = life.now.last_error or ""
         if life.deleted:
             self._fault(f"dead job {job_id} was deleted, and KEEP_DEAD keeps it")
-        for reason in (INJECTED, LEASE_EXPIRED, TIME_LIMIT, "database is locked"):
+        for reason in (INJECTED, LEASE_EXPIRED, WORKER_DIED, TIME_LIMIT, "database is locked"):
             if reason in error:
                 return reason
         self._fault(f"job {job_id} in {life.queue} is dead for no reason of this run's: {error!r}")
@@ -210,7 +211,10 @@ class Account:
             self._fault(f"job {row.pk}: {row.state} after {row.attempts} attempts, with {len(numbers)} errors")
 
     def _claims(self) -> None:
-        """What workers said of each claim is what became of that very claim."""
+        """What workers said of each claim is what became of that very claim.
+
+        A claim that was left by the dead must be one of which no process has said anything since.
+        """
         for said, how in SAID.items():
             for event in self.events[said]:
                 self._expect_ending(event, how)

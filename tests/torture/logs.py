@@ -21,6 +21,10 @@ WARNINGS = (
     (re.compile(r"failed job \d+ in "), "failed attempts"),
     (re.compile(r"lost the lease on job \d+ in "), "leases lost"),
     (re.compile(r"the lease on job \d+ in .* ran out"), "leases run out"),
+    (re.compile(r"worker \S+ died while it held job \d+ in "), "jobs left by the dead"),
+    # A handler's own writing met a lock held for longer than the busy timeout.
+    (re.compile(rf"locked out job \d+ in .*: OperationalError: {LOCKED}\."), "handlers locked out"),
+    (re.compile(r"crash detection is off, .*: ALKSTORE\[.LIVENESS.\] is False$"), "starts without crash detection"),
     # `own` raises after its commit.
     (re.compile(r"job \d+ in .* was settled by its handler, and then failed"), "raised after settling"),
     # Terminated twice, while it was freeing the leadership or before it could.

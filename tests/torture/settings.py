@@ -1,6 +1,7 @@
 """Settings of the processes of a torture run: all on one file, with short leases and a short patience.
 
-The journal and transaction mode come from the same variables as in the suite's settings.
+The journal and transaction mode come from the same variables as in the suite's settings. ALKSTORE_TEST_LIVENESS=off
+switches crash detection off.
 """
 
 import os
@@ -38,6 +39,7 @@ QUEUES = ("plain", "async", "atomic", "own", "moody", "self-ack", "limited", "do
 ALKSTORE = {
     "QUEUES": {queue: _FEW if queue == "doomed" else _MANY for queue in QUEUES},
     "MAX_BACKOFF": 1.0,
+    "LIVENESS": os.environ.get("ALKSTORE_TEST_LIVENESS", "on") == "on",
     # Short, so that there is something to prune while the run lasts. The dead stay, for the account.
     "KEEP_COMPLETED": 4.0,
 }

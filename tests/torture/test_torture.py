@@ -17,14 +17,15 @@ PATIENCE = 540
 
 @pytest.mark.torture
 @pytest.mark.timeout(PATIENCE + 60)
-def test_nothing_is_lost_and_nothing_doubled(tmp_path: Path) -> None:
+@pytest.mark.parametrize("liveness", ["on", "off"])
+def test_nothing_is_lost_and_nothing_doubled(tmp_path: Path, liveness: str) -> None:
     run = subprocess.Popen(
         [sys.executable, "-m", "tests.torture", "--minutes", str(SECONDS / 60), "--seed", SEED, "--folder", tmp_path],
         stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,
         text=True,
         cwd=ROOT,
-        env={**os.environ, "DJANGO_SETTINGS_MODULE": "tests.torture.settings"},
+        env={**os.environ, "DJANGO_SETTINGS_MODULE": "tests.torture.settings", "ALKSTORE_TEST_LIVENESS": liveness},
     )
     try:
         output, _ = run.communicate(timeout=PATIENCE)
@@ -38,3 +39,4 @@ def test_nothing_is_lost_and_nothing_doubled(tmp_path: Path) -> None:
             run.wait()
     assert run.returncode == 0, output
     assert "nothing lost, nothing doubled" in output
+    assert ("left by the dead" in output) == (liveness == "on"), output

@@ -19,6 +19,7 @@ def test_the_defaults_are_the_contracts() -> None:
     settings = conf.Settings()
     assert (settings.max_payload_bytes, settings.max_backoff, settings.backoff_jitter) == (1024 * 1024, 3600.0, 0.1)
     assert (settings.keep_completed, settings.keep_dead) == (86_400.0, None)
+    assert settings.liveness is True
     assert settings.defaults_for("any") == conf.JobDefaults(300.0, 3, 5.0, None)
     assert conf.JobDefaults(60.0, 5, 5.0, None) == conf.OUTBOX_DEFAULTS
 
@@ -57,6 +58,7 @@ WRONG: list[tuple[str, Any]] = [
             DjangoJSONEncoder(),
         )
     ],
+    *[("LIVENESS", value) for value in (None, 0, 1, "on", "", [])],
     *[("MAX_PAYLOAD_BYTES", value) for value in (0, -1, 1.5, True, None, "1", HUGE)],
     *[("MAX_BACKOFF", value) for value in (-1, None, True, "1", float("nan"), float("inf"), HUGE)],
     *[
