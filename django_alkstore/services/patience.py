@@ -1,5 +1,7 @@
 """How a loop continues after a database error: it logs the error, waits longer each time, and logs that it is over."""
 
+import traceback
+
 from django.db import DatabaseError, connections
 from django.db.backends.base.base import BaseDatabaseWrapper
 
@@ -46,6 +48,7 @@ class Patience:
             self._quiet = min(max(self._quiet * 2, self._pause), LONGEST_QUIET)
             self._say_at = now + self._quiet
         if not contention and not connection.in_atomic_block:
+            _drop_cursors(error)
             connection.close()
             renew_all(self.alias)
         return self._pause
@@ -55,3 +58,13 @@ class Patience:
         if self._pause:
             self._pause = self._quiet = 0.0
             signals.emit(signals.database_recovered, doing=self.doing)
+
+
+def _drop_cursors(error: BaseException | None) -> None:
+    """Clear the frames of an error. SQLite keeps a closed connection's files open as long as there is a cursor of it.
+
+    Django's errors refer to themselves by their frames, so these would live until the next garbage collection.
+    """
+    while error is not None:
+        traceback.clear_frames(error.__traceback__)
+        error = error.__cause__ or error.__context__
