@@ -81,6 +81,7 @@ class Keeper:
                 if self._writer.trouble.pause():
                     self._crew.put_back(results)
                     return
+                self._writer.limit_wait()
                 self._write(results)
                 self._look_for_loss(now)
                 self._recovery.step()
@@ -102,8 +103,9 @@ class Keeper:
                 raise
             self._crew.note_written(len(results))
             announce(self._crew, written, self._crew.note_renewals(written.renewals, began_at))
-        self._writer.limit_wait()
-        self._upkeep.step(planned_at)
+        if self._upkeep.due_in() <= 0:
+            with self._writer.writing():
+                self._upkeep.step(planned_at)
 
     def _look_for_loss(self, now: float) -> None:
         """Tell handlers whose job was cancelled, deleted or taken: at most two seconds later.
