@@ -185,7 +185,9 @@ call_command(*sys.argv[1:])
 @wal_only
 @pytest.mark.parametrize("repair", ["another mode", "deleted"])
 @pytest.mark.parametrize(
-    "command", [("run_queue", "noop"), ("run_schedules",), ("run_alkstore",)], ids=lambda found: found[0]
+    "command",
+    [("run_queue", "noop"), ("run_queue", "record"), ("run_schedules",), ("run_alkstore",)],
+    ids=["worker", "idle worker", "scheduler", "all"],
 )
 def test_a_command_that_can_not_write_the_index_of_the_wal_says_so_rests_and_goes_on_once_it_is_repaired(
     store: Store, command: tuple[str, ...], repair: str
@@ -202,17 +204,20 @@ def test_a_command_that_can_not_write_the_index_of_the_wal_says_so_rests_and_goe
         assert f"{file} (owner {file.owner()}, mode 0444)" in line
     looks = [int(line.split()[1]) for line in process.lines if line.startswith("looks")]
     assert looks[-1] < 500, "it is busy looking"
+    assert "database is back" not in process.output
     for file in left:
         if repair == "deleted":
             file.unlink()
         else:
             file.chmod(0o644)
-    if command != ("run_schedules",):
-        process.wait_for("database is back")
-        store.wait_for_state("completed", first.pk)
-        store.wait_for_state("completed", services.enqueue("noop", None, using=ALIAS).pk)
-    if command != ("run_queue", "noop"):
+    if command == ("run_schedules",):
         process.wait_for("fired often", 2)
+    else:
+        process.wait_for("database is back")
+        queue = "record" if "record" in command else "noop"
+        store.wait_for_state("completed", services.enqueue(queue, "x", using=ALIAS).pk)
+    if "noop" in command:
+        store.wait_for_state("completed", first.pk)
     assert "Traceback" not in process.output
 
 
