@@ -1,8 +1,8 @@
 """Named events, one for each thing that happens, and the words that each is logged in.
 
-All log wording of the library is in this file, and all of it goes to the logger `django_alkstore`. A project
-may connect receivers of its own; one that raises is logged by Django and stops nothing. Receivers get
-keyword arguments as listed beside each event.
+All log wording of the library is in this file, and all of it goes to the logger `django_alkstore`. A project may
+connect receivers of its own. If one raises, Django logs the error, and everything else continues. Receivers get the
+keyword arguments that are listed beside each event.
 """
 
 import logging

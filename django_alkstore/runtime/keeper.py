@@ -83,6 +83,7 @@ class Keeper:
                 if self._writer.trouble.pause():
                     self._state.put_back(results)
                     return
+                self._writer.limit_wait()
                 self._write(results)
                 self._look_for_loss(now)
                 self._recovery.step()
@@ -127,8 +128,8 @@ class Keeper:
             self._state.note_renewals(written.renewals, began_at)
             announce(written)
         if upkeep_is_due:
-            self._writer.limit_wait()
-            self._upkeep.step(planned_at)
+            with self._writer.writing():
+                self._upkeep.step(planned_at)
 
     def _look_for_loss(self, now: float) -> None:
         """Tell handlers whose job was cancelled, deleted or taken: at most two seconds later."""

@@ -107,6 +107,8 @@ class Writer:
         self.liveness = liveness
         self.trouble = Trouble(connection)
         self._post = post
+        self._write_failed = False
+        """True from the start of a write that failed until one succeeds. Reads may work all the while."""
         self._turn = guard()
         self._one_by_one: set[str] = set()
         """Queues of quick handlers whose next job may have caused a crash, or has its last attempt."""
@@ -125,9 +127,8 @@ class Writer:
         claims: Callable[[Operations, Written], None] | None = None,
     ) -> Written:
         """Write results and renewals, and claim, in one transaction. Needs the turn."""
-        self.limit_wait()
-        written = write_on(self.connection, partial(self._write, results, renewals, claims))
-        self.trouble.is_over()
+        with self.writing():
+            written = write_on(self.connection, partial(self._write, results, renewals, claims))
         for queue, alone in written.alone.items():
             (self._one_by_one.add if alone else self._one_by_one.discard)(queue)
         return written
@@ -136,8 +137,18 @@ class Writer:
         """Run reading operations. Needs the turn."""
         self.limit_wait()
         found = read_on(self.connection, body)
-        self.trouble.is_over()
+        if not self._write_failed:
+            self.trouble.is_over()
         return found
+
+    @contextmanager
+    def writing(self) -> Iterator[None]:
+        """Around a write: if it fails, the trouble is not over until one succeeds. Needs the turn."""
+        self.limit_wait()
+        self._write_failed = True
+        yield
+        self._write_failed = False
+        self.trouble.is_over()
 
     def limit_wait(self) -> None:
         """Let every statement on the connection wait for the writer lock in slices. Opens the connection."""

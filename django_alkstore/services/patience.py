@@ -1,5 +1,6 @@
 """How a loop continues after a database error: it logs the error, waits longer each time, and logs that it is over."""
 
+import gc
 import traceback
 
 from django.db import DatabaseError, connections
@@ -48,7 +49,7 @@ class Patience:
             self._quiet = min(max(self._quiet * 2, self._pause), LONGEST_QUIET)
             self._say_at = now + self._quiet
         if not contention and not connection.in_atomic_block:
-            _drop_cursors(error)
+            _end_statements(error)
             connection.close()
             renew_all(self.alias)
         return self._pause
@@ -60,11 +61,10 @@ class Patience:
             signals.emit(signals.database_recovered, doing=self.doing)
 
 
-def _drop_cursors(error: BaseException | None) -> None:
-    """Clear the frames of an error. SQLite keeps a closed connection's files open as long as there is a cursor of it.
-
-    Django's errors refer to themselves by their frames, so these would live until the next garbage collection.
-    """
-    while error is not None:
-        traceback.clear_frames(error.__traceback__)
-        error = error.__cause__ or error.__context__
+def _end_statements(error: BaseException) -> None:
+    """Let go of the cursors that failed. A connection stays open behind the scenes as long as one has a statement."""
+    chained: BaseException | None = error
+    while chained is not None:
+        traceback.clear_frames(chained.__traceback__)
+        chained = chained.__cause__ or chained.__context__
+    gc.collect()  # cursors in the frames of errors that were handled elsewhere; such frames are in reference cycles

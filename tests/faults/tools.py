@@ -188,8 +188,9 @@ def without_room(pages: int = 0, using: str = "default") -> Iterator[None]:
 
 
 def pauses(process: Process) -> list[float]:
-    """The pauses that its lines of trouble announce."""
-    return [float(found[1]) for line in process.lines if (found := re.search(r"again in ([\d.]+) s", line))]
+    """The pauses that its lines of trouble announce. The sign of life is left once a minute, and not part of them."""
+    lines = [line for line in process.lines if "sign of life" not in line]
+    return [float(found[1]) for line in lines if (found := re.search(r"again in ([\d.]+) s", line))]
 
 
 class Shift:
