@@ -267,6 +267,18 @@ def test_a_worker_ends_with_status_4_though_its_only_thread_has_a_transaction_op
     assert Entry.objects.count() == 0
 
 
+def test_a_handler_past_its_time_limit_does_not_change_the_status_of_a_worker_that_was_told_to_stop(
+    begin: Start, tmp_path: Path
+) -> None:
+    job = enqueue("open-transaction", str(tmp_path / "never"), backoff_base=3_600).pk
+    worker = begin("run_queue", "open-transaction", "--concurrency", "2")
+    worker.wait_for("time limit")
+    worker.signal(SIGTERM)
+    assert worker.wait() == 0
+    assert outcome(job) == ("pending", 1, ["time limit"])
+    assert Entry.objects.count() == 0
+
+
 @pytest.mark.parametrize("how", ["second signal", "end of the grace"])
 def test_a_handler_in_its_own_transaction_is_cut_off_at_a_hard_end(begin: Start, tmp_path: Path, how: str) -> None:
     job = enqueue("long-transaction", str(tmp_path / "never"), max_attempts=1).pk
@@ -396,8 +408,8 @@ class Blocks(logging.Handler):
         if "completed job" in record.getMessage():
             block()
 
-def receive(job, **data):
-    if job.queue != "wait":
+def receive(job=None, **data):
+    if job is None or job.queue != "wait":
         block()
 
 if what == "log handler":
@@ -435,6 +447,18 @@ def test_foreign_code_that_blocks_for_longer_than_a_lease_stops_no_renewal_and_n
     job_end.touch()
     wait_for_state("completed", held)
     assert outcome(held) == COMPLETED
+
+
+@pytest.mark.parametrize("what", ["job_completed", "worker_stopping"])
+def test_a_receiver_that_never_returns_keeps_no_worker_from_its_end(begin: Start, tmp_path: Path, what: str) -> None:
+    job = enqueue("noop", None).pk
+    worker = begin("-c", BLOCKING, what, str(tmp_path / "never"), "run_queue", "noop")
+    wait_for_state("completed", job)
+    if what == "job_completed":
+        worker.wait_for("foreign code waits")
+    worker.signal(SIGTERM)
+    worker.wait_for("foreign code waits")
+    assert worker.wait() == 0
 
 
 WRITING = """
