@@ -9,6 +9,8 @@ SHORTEST_PAUSE = 0.025
 """Seconds, at least, between two looks that find no job while other processes commit."""
 PAUSE_PER_LOOK = 25
 """The pause is at least so many times as long as the look took, however many queues there are."""
+LONGEST_PAUSE = 1.0
+"""Seconds, at most: a look may take long because the machine was busy or the process was suspended."""
 CHECK_EVERY = 0.1
 """Seconds between two checks for commits while the worker is busy."""
 _NEVER = 2**63 - 1
@@ -97,5 +99,5 @@ class ClaimTimes:
             self._due[queue] = _NEVER if moment is None else moment
         if self._news_of_others and self.due_in() > 0:
             now = clock.monotonic()
-            self._look_again_at = now + max(SHORTEST_PAUSE, (now - started) * PAUSE_PER_LOOK)
+            self._look_again_at = now + min(max(SHORTEST_PAUSE, (now - started) * PAUSE_PER_LOOK), LONGEST_PAUSE)
         self._news_of_others = False
