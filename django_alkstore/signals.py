@@ -1,8 +1,8 @@
 """Named events, one for each thing that happens, and the words that each is logged in.
 
-All log wording of the library is in this file, and all of it goes to the logger `django_alkstore`. A project
-may connect receivers of its own; one that raises is logged by Django and stops nothing. Receivers get
-keyword arguments as listed beside each event.
+All log wording of the library is in this file, and all of it goes to the logger `django_alkstore`. A project may
+connect receivers of its own. If one raises, Django logs the error, and everything else continues. Receivers get the
+keyword arguments that are listed beside each event.
 """
 
 import logging
@@ -94,22 +94,6 @@ def passed_to(post: Callable[[Callable[[], None]], object]) -> Iterator[None]:
         _thread.post = before
 
 
-@contextmanager
-def held_back() -> Iterator[None]:
-    """Inside, the events of this thread are kept; they are sent at its end. For blocks that hold a lock."""
-    kept: list[Callable[[], None]] = []
-    post = _thread.post
-    try:
-        with passed_to(kept.append):
-            yield
-    finally:
-        for send in kept:
-            if post is None:
-                send()
-            else:
-                post(send)
-
-
 def emit(event: Signal, **data: Any) -> None:
     """Log `event` and send it. An error of a log handler or of a receiver is shown and goes no further."""
     if _thread.post is not None:
@@ -125,7 +109,7 @@ def _send(event: Signal, data: dict[str, Any]) -> None:
     if event.receivers:
         try:
             event.send_robust(sender=None, **data)
-        except Exception:  # noqa: BLE001  Django logs a receiver's error, and that log handler may raise too
+        except BaseException:  # noqa: BLE001  SystemExit too; and Django logs errors by log handlers that may raise
             _show_exception()
 
 
@@ -138,7 +122,7 @@ def _log_line(level: int, message: str) -> None:
     record = logger.makeRecord(logger.name, level, __file__, 0, message, (), None, "emit")
     try:
         logger.handle(record)
-    except Exception:  # noqa: BLE001  it is the project's handler
+    except BaseException:  # noqa: BLE001  it is the project's handler, and may even raise SystemExit
         _show_exception()
 
 

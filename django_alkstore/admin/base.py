@@ -2,7 +2,6 @@
 
 from __future__ import annotations  # Django's classes take no type arguments when they run
 
-import time
 from collections import Counter
 from collections.abc import Callable, Sequence
 from typing import Any, ClassVar, Generic, NamedTuple, TypeVar, cast
@@ -19,6 +18,7 @@ from django.http import HttpRequest, HttpResponse, HttpResponseRedirect
 from django.template.response import TemplateResponse
 from django.urls import reverse
 
+from django_alkstore import clock
 from django_alkstore.admin.explain import Verdict
 from django_alkstore.admin.readable import readable
 from django_alkstore.admin.show import count
@@ -230,13 +230,13 @@ class ReadOnlyAdmin(admin.ModelAdmin, Generic[M]):  # type: ignore[type-arg]  # 
 
     def _work_for_a_while(self, alias: str, ids: list[int], batch: Batch, outcomes: Counter[str]) -> int | None:
         """Change rows until the time is over; returns the id of the last row that was done."""
-        ends = time.monotonic() + ACTION_SECONDS
+        started = clock.waiting_from()
         last = None
         for start in range(0, len(ids), BATCH):
             part = ids[start : start + BATCH]
             outcomes.update(batch(alias, part))
             last = part[-1]
-            if time.monotonic() >= ends:
+            if clock.waited_since(started) >= ACTION_SECONDS:
                 break
         return last
 
@@ -265,9 +265,10 @@ class ReadOnlyAdmin(admin.ModelAdmin, Generic[M]):  # type: ignore[type-arg]  # 
         return self.render_action_page(
             request,
             "admin/django_alkstore/progress.html",
-            title=f"{progress.done:,} of {self._rows(progress.total)} {done}",
+            title=f"{progress.done:,} of {self._rows(progress.total)} are done",
             fields={PROGRESS: signing.dumps(progress, salt=PROGRESS), CONFIRMED: "yes"},
             progress=progress,
+            so_far=self._sentence(progress, done),
         )
 
     def render_action_page(

@@ -77,10 +77,17 @@ def _glance_at_pending(job: Job, workers: Workers) -> Glance:
         distance = f"in {_between(now, job.run_at)}"
         return Glance(f"retries {distance}" if _is_retry(job) else distance)
     if job.queue not in workers.served:
-        return Glance("no worker" if job.queue in workers.registered else "no handler", alarming=True)
+        return Glance(_lack(job.queue, workers), alarming=True)
     if now - job.run_at > CLAIM_TIME and workers.busy_with(job.queue):
         return Glance("threads busy")
     return Glance("retries now" if _is_retry(job) else "due")
+
+
+def _lack(queue: str, workers: Workers) -> str:
+    """What a queue lacks that is not served."""
+    if queue in workers.suspended:
+        return "worker suspended"
+    return "no worker" if queue in workers.registered else "no handler"
 
 
 def explain_job(job: Job, workers: Workers) -> Verdict:
@@ -115,10 +122,10 @@ def explain_schedule(schedule: Schedule, now: datetime) -> Verdict:
             advice = "Declare it again with schedule(), then resume it."
             return Verdict("broken", "Paused: the library cannot read its row.", [advice])
         return Verdict("paused", "Paused.", ["It fires again after somebody resumes it."])
-    from django_alkstore.services.locks import holder
+    from django_alkstore.services.presence import look
 
     alias = _alias(schedule)
-    leader = holder(names.LEADERSHIP_LOCK, using=alias)
+    leader = look(alias).leader
     if schedule.next_fire_at <= now:
         headline = f"Due since {when(schedule.next_fire_at)}."
         details = ["The scheduler fires it in its next round."]
@@ -218,21 +225,28 @@ def _place_in_line(job: Job, now: datetime) -> str:
 def _missing(queue: str, workers: Workers) -> str:
     """What is missing for this queue."""
     described = names.describe_queue(queue)
-    if queue in workers.registered:
-        return f"no worker is running for {described}"
+    match _lack(queue, workers):
+        case "worker suspended":
+            return f"the worker for {described} is suspended"
+        case "no worker":
+            return f"no worker is running for {described}"
     return f"no installed app has a handler for {described}, and no worker is running for it"
 
 
 def _advice_without_worker(queue: str, workers: Workers) -> list[str]:
-    """Sentences that say that no worker is running for this queue, and how to start one; none if one is running."""
+    """Sentences that say that no worker is running for this queue, and what to do; none if one is running."""
     if queue in workers.served:
         return []
     missing = _missing(queue, workers)
     said = f"{missing[0].upper()}{missing[1:]}."
-    if queue not in workers.registered:
-        return [said]
-    outbox = names.outbox_of(queue)
-    return [said, f"To start one: manage.py {f'run_queue {queue}' if outbox is None else f'run_outbox {outbox}'}"]
+    match _lack(queue, workers):
+        case "worker suspended":
+            return [said, "Its process lives, but has given no sign of life for a while. It may have been stopped."]
+        case "no worker":
+            outbox = names.outbox_of(queue)
+            command = f"run_queue {queue}" if outbox is None else f"run_outbox {outbox}"
+            return [said, f"To start one: manage.py {command}"]
+    return [said]
 
 
 def _alias(row: Job | Schedule) -> str:

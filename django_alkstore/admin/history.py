@@ -16,6 +16,8 @@ from django_alkstore.admin import show
 from django_alkstore.models import Job
 from django_alkstore.payloads import UnreadablePayload
 
+OBVIOUS = ("builtins.", "django_alkstore.")
+"""Modules whose exceptions everybody knows by their name."""
 MAX_LOGGED = 20
 """How many entries of the admin's log are shown with a job."""
 
@@ -26,6 +28,8 @@ class Failures:
 
     error: str
     traceback: str
+    exception: str
+    """The dotted path of the exception's class, or nothing if its name alone says as much."""
     attempts: list[tuple[str, datetime | None, str]] = field(default_factory=list)
     """Of each attempt: its number, when it failed, and that moment as it is shown. The latest first."""
 
@@ -42,15 +46,15 @@ class Remark:
     at: datetime | None
 
 
-def history(job: Job, headline: str) -> SafeString | str:
-    """The job's history. A message that `headline` gives in full is not repeated."""
+def history(job: Job, said: Sequence[str]) -> SafeString | str:
+    """The job's history. A message that one of the sentences in `said` ends with is not repeated."""
     errors: Any = job.errors
     if isinstance(errors, UnreadablePayload):
         return show.block(errors.text[: show.MAX_JSON])
     if not isinstance(errors, list):
         return show.block(str(errors)[: show.MAX_JSON])
     entries = list(_in_order(errors, _logged(job), job.attempts))
-    shown = (_show(entry, headline, is_open=place == 0) for place, entry in enumerate(_folded(entries)))
+    shown = (_show(entry, said, is_open=place == 0) for place, entry in enumerate(_folded(entries)))
     return format_html_join("", "{}", ((item,) for item in shown)) or show.NOTHING
 
 
@@ -117,10 +121,13 @@ def _alike(one: Failures, other: Failures) -> bool:
 def _failure(entry: Any) -> Failures:
     """One entry of the history. Another program may have written it: nothing is taken for granted."""
     if not isinstance(entry, dict):
-        return Failures(str(entry)[: show.MAX_JSON], "", [("?", None, "")])
+        return Failures(str(entry)[: show.MAX_JSON], "", "", [("?", None, "")])
     at, shown = _moment(entry.get("at"))
     error, traceback = (str(entry.get(key) or "")[: show.MAX_JSON] for key in ("error", "traceback"))
-    return Failures(error, traceback, [(str(entry.get("attempt", "?")), at, shown)])
+    exception = str(entry.get("exception") or "")[: show.MAX_LINE]
+    if exception.startswith(OBVIOUS):
+        exception = ""
+    return Failures(error, traceback, exception, [(str(entry.get("attempt", "?")), at, shown)])
 
 
 def _number(entry: Any) -> int | None:
@@ -144,30 +151,41 @@ def _is_after(one: datetime | None, other: datetime | None) -> bool:
     return one is not None and (other is None or one >= other)
 
 
-def _show(entry: Failures | Remark, headline: str, *, is_open: bool) -> SafeString:
+def _show(entry: Failures | Remark, said: Sequence[str], *, is_open: bool) -> SafeString:
     if isinstance(entry, Remark):
         moment = "" if entry.at is None else f" on {show.when(entry.at)}"
         return format_html('<p class="alkstore-remark"><bdi>{}</bdi>{}.</p>', entry.text, moment)
-    body = _without_message(entry)
-    message = "" if _says_all(headline, entry.error) else show.block(entry.error)
-    stack = show.block(body) if body else ""
+    stack = _without_message(entry)
+    line, whole = _message(entry.error, said)
     moments = format_html_join(", ", "{}", ((shown,) for _, _, shown in entry.attempts if shown))
     return format_html(
-        '<details class="alkstore-failure"{}><summary>{} <span class="alkstore-quiet">{}</span></summary>{}{}'
-        "</details>",
+        '<details class="alkstore-failure"{}><summary>{} <bdi>{}</bdi> <span class="alkstore-quiet">{} {}</span>'
+        "</summary>{}{}</details>",
         " open" if is_open else "",
         _heading(entry),
+        line,
         moments,
-        message,
-        stack,
+        entry.exception,
+        show.block(whole) if whole else "",
+        show.block(stack) if stack else "",
     )
+
+
+def _message(error: str, said: Sequence[str]) -> tuple[str, str]:
+    """The message as a line for the heading, or as a text for the box if no line holds it; nothing if it was said."""
+    message = error.strip()
+    if show.plain_first_line(message) != message:
+        return "", message
+    if any(sentence.endswith(message) for sentence in said):
+        return "", ""
+    return message, ""
 
 
 def _heading(entry: Failures) -> str:
     numbers = [number for number, _, _ in reversed(entry.attempts)]
     if len(numbers) == 1:
-        return f"Attempt {numbers[0]}"
-    return f"Attempts {', '.join(numbers[:-1])} and {numbers[-1]} failed in the same way"
+        return f"Attempt {numbers[0]}:"
+    return f"Attempts {', '.join(numbers[:-1])} and {numbers[-1]} failed in the same way:"
 
 
 def _without_message(entry: Failures) -> str:
@@ -178,8 +196,3 @@ def _without_message(entry: Failures) -> str:
         return traceback
     start = traceback.rfind("\n", 0, len(traceback) - len(error))
     return traceback[: start + 1].rstrip()
-
-
-def _says_all(headline: str, error: str) -> bool:
-    """True if `headline` holds the whole of `error`."""
-    return show.plain_first_line(error) == error.strip() and headline.endswith(error.strip())

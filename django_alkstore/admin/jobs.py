@@ -1,7 +1,7 @@
 """Jobs: the list, one job with its failed attempts and its payload, and what can be done to a job."""
 
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any, cast
 
 from django.contrib import admin
@@ -24,6 +24,11 @@ from django_alkstore.admin.readable import in_place_of
 from django_alkstore.admin.workers import workers_for, workers_of
 from django_alkstore.models import Job, State
 
+OPTIONAL = (
+    *("finished", "started", "attempted", "wait", "run_time", "worker", "leased_until", "workers"),
+    *("expires", "key", "fired_by", "boundary"),
+)
+"""Fields that a job's page leaves out if they are empty."""
 MAX_IDS = 20
 """How many deleted jobs the admin's log names."""
 
@@ -49,7 +54,14 @@ class JobAdmin(IndexedSearch, ReadOnlyAdmin[Job]):
         ("Payload", {"fields": ("payload_json",), "classes": ("alkstore-wide",)}),
         (
             "Attempts",
-            {"fields": (("started", "attempted", "run_time"), ("worker", "leased_until", "expires"), "workers")},
+            {
+                "fields": (
+                    ("started", "attempted"),
+                    ("wait", "run_time"),
+                    ("worker", "leased_until", "expires"),
+                    "workers",
+                )
+            },
         ),
         (
             "Options",
@@ -109,10 +121,24 @@ class JobAdmin(IndexedSearch, ReadOnlyAdmin[Job]):
             return show.NOTHING
         return show.duration(((job.finished_at or clock.now()) - job.last_attempted_at).total_seconds())
 
+    @admin.display(description="wait")
+    def wait(self, job: Job) -> str:
+        """How long a due job has waited for a thread, or how long its latest attempt did."""
+        if job.state == State.PENDING:
+            waited = (clock.now() - job.run_at).total_seconds()
+            return show.duration(waited) if waited >= 0 else show.NOTHING
+        if job.last_attempted_at is None or job.started_at is None:
+            return show.NOTHING
+        # An attempt that a crash or a lapse ended left run_at as it was: for the attempt after it, it says nothing.
+        if job.attempts > 1 and job.run_at < job.started_at:
+            return show.NOTHING
+        return show.duration((job.last_attempted_at - job.run_at).total_seconds())
+
     @admin.display(description="history")
     def past(self, job: Job) -> SafeString | str:
         """The failed attempts, and what was done to the job in the admin."""
-        return history(job, explain_job(job, workers_of(job)).headline)
+        verdict = explain_job(job, workers_of(job))
+        return history(job, [verdict.headline, *verdict.details])
 
     @admin.display(description="JSON")
     def payload_json(self, job: Job) -> SafeString:
@@ -123,13 +149,33 @@ class JobAdmin(IndexedSearch, ReadOnlyAdmin[Job]):
         return super().get_queryset(request).defer(*NOT_LISTED).annotate(**beginning)
 
     def get_fieldsets(self, request: HttpRequest, obj: Job | None = None) -> Any:
+        """The fieldsets without the fields that say nothing about this job."""
         fieldsets = super().get_fieldsets(request, obj)
-        if obj is None or has_history(obj):
+        if obj is None:
             return fieldsets
-        return [fieldset for fieldset in fieldsets if fieldset[1]["fields"] != ("past",)]
+        told = [(name, {**options, "fields": self._told(options["fields"], obj)}) for name, options in fieldsets]
+        return [fieldset for fieldset in told if fieldset[1]["fields"]]
+
+    def _told(self, fields: Iterable[Any], job: Job) -> list[Any]:
+        lines = (line if isinstance(line, (list, tuple)) else (line,) for line in fields)
+        kept = (tuple(name for name in line if self._is_told(name, job)) for line in lines)
+        return [line if len(line) > 1 else line[0] for line in kept if line]
+
+    def _is_told(self, name: Any, job: Job) -> bool:
+        if name == "past":
+            return has_history(job)
+        return name not in OPTIONAL or getattr(self, name)(job) != show.NOTHING
 
     def get_changelist(self, request: HttpRequest, **kwargs: Any) -> type[ChangeList]:
         return JobChangeList
+
+    def get_changelist_instance(self, request: HttpRequest) -> ChangeList:
+        """The list that this request is about. An action asks for it again: it is not counted twice."""
+        instance: ChangeList | None = getattr(request, "_alkstore_changelist", None)
+        if instance is None:
+            instance = super().get_changelist_instance(request)
+            request._alkstore_changelist = instance  # type: ignore[attr-defined]
+        return instance
 
     def lookup_allowed(self, lookup: str, value: str, request: HttpRequest) -> bool:
         # Only what the list offers: any other condition would walk the table.
@@ -220,7 +266,7 @@ class JobAdmin(IndexedSearch, ReadOnlyAdmin[Job]):
         return self.render_action_page(
             request,
             "admin/django_alkstore/confirm.html",
-            title=f"Delete the finished jobs among {self._rows(selected)}?",
+            title=f"Delete {self._rows(selected)}?",
             fields={CONFIRMED: "yes"},
         )
 

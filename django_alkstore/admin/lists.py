@@ -308,14 +308,22 @@ class QueueFilter(_Filter):
     title = parameter_name = "queue"
 
     def lookups(self, request: HttpRequest, model_admin: Any) -> Iterable[tuple[str, str]]:
-        names = _queue_names(self._workers.alias)[:MAX_QUEUES]
+        names = _queue_names(request, self._workers.alias)[:MAX_QUEUES]
         chosen = self.value()
         if chosen is not None and chosen not in names:
-            names.append(chosen)
+            names = [*names, chosen]
         return [(name, queue_name(name)) for name in names]
 
 
-def _queue_names(alias: str) -> list[str]:
+def _queue_names(request: HttpRequest, alias: str) -> list[str]:
+    """Every queue that holds a job, read once for each request: Django makes the filters several times."""
+    names: list[str] | None = getattr(request, "_alkstore_queues", None)
+    if names is None:
+        names = request._alkstore_queues = _read_queue_names(alias)  # type: ignore[attr-defined]
+    return names
+
+
+def _read_queue_names(alias: str) -> list[str]:
     """Every queue that holds a job. Each arm reads one partial index and no row."""
     jobs = Job.objects.using(alias)
     name = Cast("queue", BinaryField())

@@ -16,7 +16,7 @@ from django_alkstore.models import Lock
 
 @admin.register(Lock)
 class LockAdmin(ReadOnlyAdmin[Lock]):
-    list_display = ("title", "badge", "expiry", "age", "holder", "number")
+    list_display = ("title", "badge", "expiry", "age", "holder")
     search_fields = ("name", "owner")
     ordering = ("name",)
     operate_permission = "delete"  # a release deletes the row

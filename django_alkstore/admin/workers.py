@@ -1,9 +1,11 @@
 """What a page needs to know about the workers of its database, read with two statements at most."""
 
+from __future__ import annotations
+
 from collections.abc import Iterator
 from datetime import datetime, timedelta
 from functools import cached_property
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from django.db.models import BinaryField
 from django.db.models.functions import Cast
@@ -12,9 +14,11 @@ from django.http import HttpRequest
 from django_alkstore import clock
 from django_alkstore.admin.readable import decoded
 from django_alkstore.admin.show import age
-from django_alkstore.dialects.liveness import LivenessView
 from django_alkstore.models import Job, State
 from django_alkstore.names import describe_queue, queue_of_sign
+
+if TYPE_CHECKING:
+    from django_alkstore.dialects.liveness import LivenessView
 
 MAX_RUNNING = 5_000
 """Leased jobs that are read. More of them are possible only if a program claims by hand."""
@@ -37,6 +41,15 @@ class RunningJob(NamedTuple):
     @property
     def running_for(self) -> str:
         return "" if self.since is None else age((clock.now() - self.since).total_seconds())
+
+
+class _Sign(NamedTuple):
+    """A sign of life of a worker that is not dead, for one of its queues."""
+
+    worker_id: str
+    queue: str
+    is_fresh: bool
+    """False if the worker is suspended: its process lives, but the sign is old."""
 
 
 class _Lease(NamedTuple):
@@ -67,7 +80,12 @@ class Workers:
     def served(self) -> set[str]:
         """The queues for which a worker is alive, or for which somebody has just claimed a job."""
         fresh = {lease.job.queue for lease in self._leases if lease.is_fresh and not lease.is_orphaned}
-        return fresh | {queue for _, queue in self._alive}
+        return fresh | {sign.queue for sign in self._signs if sign.is_fresh}
+
+    @cached_property
+    def suspended(self) -> set[str]:
+        """The queues that have workers, of which none has given a sign of life lately though their processes live."""
+        return {sign.queue for sign in self._signs} - self.served
 
     @cached_property
     def orphaned(self) -> set[int]:
@@ -76,12 +94,12 @@ class Workers:
 
     def busy_with(self, queue: str) -> list[RunningJob]:
         """What the workers that serve `queue` are running, the job that has run longest first."""
-        serving = {worker_id for worker_id, served in self._alive if served == queue}
+        serving = {sign.worker_id for sign in self._signs if sign.queue == queue}
         running = [lease.job for lease in self._leases if lease.job.worker_id in serving and not lease.is_orphaned]
         return sorted(running, key=lambda job: (job.since or self.now, job.id))
 
     @property
-    def _alive(self) -> list[tuple[str, str]]:
+    def _signs(self) -> list[_Sign]:
         return self._read[0]
 
     @property
@@ -89,20 +107,22 @@ class Workers:
         return self._read[1]
 
     @cached_property
-    def _read(self) -> tuple[list[tuple[str, str]], list[_Lease]]:
-        with LivenessView(self.alias) as processes:
-            return list(self._read_alive(processes)), list(self._read_leases(processes))
+    def _read(self) -> tuple[list[_Sign], list[_Lease]]:
+        from django_alkstore.dialects.liveness import LivenessView
 
-    def _read_alive(self, processes: LivenessView) -> Iterator[tuple[str, str]]:
-        """Each worker that is alive with each of its queues."""
+        with LivenessView(self.alias) as processes:
+            return list(self._read_signs(processes)), list(self._read_leases(processes))
+
+    def _read_signs(self, processes: LivenessView) -> Iterator[_Sign]:
+        """The signs of the workers that are not dead. The states are those of `services.presence`."""
         from django_alkstore.services.presence import signs
 
-        lasting = signs(self.alias).filter(expires_at__gt=self.now)
-        for row in lasting.values_list(*_as_bytes("owner", "name", "liveness")):
-            worker_id, name, file = map(_text, row)
-            queue = queue_of_sign(name)
-            if queue is not None and not processes.is_dead(worker_id, file):
-                yield worker_id, queue
+        rows = signs(self.alias).values_list(*_as_bytes("owner", "name", "liveness"), "expires_at")
+        for owner, name, file, ends in rows:
+            worker_id, queue, is_fresh = _text(owner), queue_of_sign(_text(name)), ends > self.now
+            lives = processes.knows(worker_id, _text(file) or None)
+            if queue is not None and (lives or (lives is None and is_fresh)):
+                yield _Sign(worker_id, queue, is_fresh)
 
     def _read_leases(self, processes: LivenessView) -> Iterator[_Lease]:
         from django_alkstore.services.presence import TTL
@@ -115,7 +135,7 @@ class Workers:
             job = RunningJob(pk, _text(queue), _text(worker_id), since)
             # When the lease was written, if the visibility timeout was what it was written for.
             written = ends - timedelta(seconds=min(timeout, _LONGEST))
-            yield _Lease(job, written > recently, processes.is_dead(job.worker_id, _text(file)))
+            yield _Lease(job, written > recently, processes.is_dead(job.worker_id, _text(file) or None))
 
 
 def workers_for(request: HttpRequest) -> Workers:

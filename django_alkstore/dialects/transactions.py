@@ -53,11 +53,18 @@ def is_open(connection: BaseDatabaseWrapper) -> bool:
 
 
 def is_left_open(connection: BaseDatabaseWrapper) -> bool:
-    """Has whoever used it last left it in a transaction, by Django's means or past them, or in manual commit?"""
+    """True if the connection is in a transaction, by Django's means or past them, or in manual commit."""
     raw = connection.connection
     if connection.in_atomic_block or connection.needs_rollback:
         return True
-    return raw is not None and (not connection.autocommit or getattr(raw, "in_transaction", False))
+    return raw is not None and (not connection.autocommit or _is_in_transaction(connection))
+
+
+def _is_in_transaction(connection: BaseDatabaseWrapper) -> bool:
+    try:
+        return bool(getattr(connection.connection, "in_transaction", False))
+    except connection.Database.Error:  # type: ignore[attr-defined]  # somebody has closed the driver's connection, past Django
+        return False
 
 
 def require_open(using: str, what: str) -> None:

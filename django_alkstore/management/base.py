@@ -167,6 +167,9 @@ class RunCommand(AlkstoreCommand):
         return super().handle(*args, **options)
 
     def work(self, alias: str, options: dict[str, Any]) -> str | None:
+        # The scheduler has a thread and a connection of its own. This one would keep files open that may need repair.
+        if not connections[alias].in_atomic_block:
+            connections[alias].close()
         try:
             code = self.run(alias, options)
         except NotRegistered as error:

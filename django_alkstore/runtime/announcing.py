@@ -1,33 +1,26 @@
 """Sends the events about what a transaction of the worker has changed. Foreign code runs here: no lock is held."""
 
 from django_alkstore import signals
-from django_alkstore.runtime.crew import Crew, Result, Run
+from django_alkstore.runtime.jobs import Result, Run
 from django_alkstore.runtime.perform import announce_failure
 from django_alkstore.runtime.writing import Written
 from django_alkstore.services.outcomes import Kind
 
 
-def announce(crew: Crew, written: Written, lost: list[Run]) -> None:
-    """Count and announce the results, the leases that a renewal found to be lost, and the swept jobs."""
-    completed = failed = 0
+def announce(written: Written) -> None:
+    """Announce the results and the swept jobs."""
     for result, took_effect in written.results:
-        run, outcome = result.run, result.outcome
+        job, outcome = result.run.job, result.outcome
         if not took_effect:
             _announce_refused(result)
         elif outcome.kind is Kind.ACK:
-            completed += 1
-            signals.emit(signals.job_completed, job=run.job, seconds=result.seconds)
+            signals.emit(signals.job_completed, job=job, seconds=result.seconds)
         elif outcome.kind is not Kind.GIVE_BACK:
-            failed += 1
-            announce_failure(run.job, outcome, result.seconds)
+            announce_failure(job, outcome, result.seconds)
         elif outcome.error:
-            signals.emit(signals.job_locked_out, job=run.job, error=outcome.error, delay=outcome.delay)
+            signals.emit(signals.job_locked_out, job=job, error=outcome.error, delay=outcome.delay)
         elif outcome.delay is not None:
-            signals.emit(signals.job_snoozed, job=run.job, delay=outcome.delay)
-    crew.count(completed, failed)
-    for run in lost:
-        if not run.registration.atomic:  # its own transaction finds out
-            announce_loss(run, "renewal")
+            signals.emit(signals.job_snoozed, job=job, delay=outcome.delay)
     for swept in written.swept:
         swept.announce()
 
@@ -36,7 +29,7 @@ def _announce_refused(result: Result) -> None:
     job, outcome = result.run.job, result.outcome
     if job.settled:
         signals.emit(signals.job_raised_late, job=job, error=outcome.error, traceback=outcome.traceback)
-    else:
+    elif not result.run.lost or outcome.traceback:  # a loss that is known was announced before
         announce_loss(result.run, outcome.kind.name.lower().replace("_", " "), outcome.traceback)
 
 

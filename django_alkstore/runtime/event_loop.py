@@ -38,9 +38,11 @@ def has_abandoned_threads() -> bool:
 class Host:
     """Runs coroutines in the thread that it is used in. What that takes is made when it is first needed."""
 
-    def __init__(self) -> None:
+    def __init__(self, context: contextvars.Context) -> None:
+        """`context`: each coroutine runs in a fresh copy of it."""
         self._runner: asyncio.Runner | None = None
         self._loop: _Loop
+        self._base_context = context
         self._context: contextvars.Context
         self._threads: ThreadSensitiveContext
 
@@ -93,7 +95,7 @@ class Host:
             return
         self._loop = _Loop()
         self._runner = asyncio.Runner(loop_factory=lambda: self._loop)
-        self._context = contextvars.Context()  # not the thread's, in which other handlers may have set something
+        self._context = self._base_context.copy()
         self._threads = ThreadSensitiveContext()
         self._runner.run(_entered(self._threads), context=self._context)
 

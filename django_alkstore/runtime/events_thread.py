@@ -21,12 +21,24 @@ class EventsThread(threading.Thread):
         while (send := self._queue.get()) is not None:
             send()
             if self._queue.empty():
-                connections.close_all()  # those that receivers have opened
+                self._close_connections()
+
+    @staticmethod
+    def _close_connections() -> None:
+        """Close those that receivers have opened, and perhaps spoilt."""
+        try:
+            connections.close_all()
+        except Exception:  # noqa: BLE001  whatever it is, the next event is sent
+            signals.logger.exception("a connection that a receiver has opened cannot be closed")
+
+    def post(self, send: Callable[[], object]) -> None:
+        """Let this thread call `send`, which sends an event."""
+        self._queue.put(send)
 
     @contextmanager
     def sends_for_this_thread(self) -> Iterator[None]:
         """Inside, every event of the calling thread is sent by this one."""
-        with signals.passed_to(self._queue.put):
+        with signals.passed_to(self.post):
             yield
 
     def flush(self, timeout: float) -> None:

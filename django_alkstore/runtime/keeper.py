@@ -17,7 +17,8 @@ from django_alkstore.dialects.base import DatabaseReplaced
 from django_alkstore.dialects.liveness import Liveness
 from django_alkstore.dialects.watch import Bell
 from django_alkstore.runtime.announcing import announce, announce_loss
-from django_alkstore.runtime.crew import LOOK_FOR_LOSS, Crew, Result, Run
+from django_alkstore.runtime.jobs import LOOK_FOR_LOSS, Result, Run
+from django_alkstore.runtime.shared_state import SharedState
 from django_alkstore.runtime.writing import BETWEEN_SLICES, Writer
 from django_alkstore.services.maintenance import Upkeep
 from django_alkstore.services.recovery import Recovery
@@ -27,6 +28,8 @@ T = TypeVar("T")
 LONGEST_SLEEP = 60.0
 LONGEST_PAUSE = 1.0
 """Seconds for which the keeper sleeps through what is due, if there is trouble with the database."""
+LOOK_FOR_TRANSACTIONS = 0.5
+"""Seconds between two looks for transactions of handlers that are past their time limit."""
 CONFIRM_LOSS = 0.1
 """Seconds until a loss is looked at again. A handler that has just settled its job itself has lost nothing."""
 
@@ -36,7 +39,7 @@ class Keeper:
 
     def __init__(
         self,
-        crew: Crew,
+        state: SharedState,
         writer: Writer,
         liveness: Liveness,
         queues: Sequence[str],
@@ -44,7 +47,7 @@ class Keeper:
         version: Callable[[], object],
     ) -> None:
         """`version`: that of the database. It changes with each commit of another connection."""
-        self._crew = crew
+        self._state = state
         self._version = version
         self._seen: object = None
         """The version before the last look for lost leases."""
@@ -64,23 +67,23 @@ class Keeper:
             self._selector.register(descriptor, selectors.EVENT_READ)
 
     def look_after(self) -> None:
-        """Do everything that is due."""
+        """Do everything that is due. Raises `DatabaseReplaced` if the database file is another one, or gone."""
         now = clock.monotonic()
-        self._crew.promote(now)
-        late = self._crew.fail_at_time_limit(now)
+        self._state.promote(now)
+        late = self._state.fail_at_time_limit(now)
         for result in late:
             result.run.job.lease_lost.set()
-        self.cut_off(self._crew.overdue())
-        withdrawn = self._crew.withdraw_waiting(now)
-        if withdrawn:
-            reason = "stopping" if self._crew.is_stopping else "no thread became free"
-            signals.emit(signals.worker_gave_back, job_ids=[result.run.job.id for result in withdrawn], reason=reason)
-        results = [*self._crew.take_old_results(now), *late, *withdrawn]
+        self.cut_off(self._state.overdue())
+        withdrawn = self._state.withdraw_waiting(now)
+        results = [*self._state.take_old_results(now), *late, *withdrawn]
+        if not (results or self._is_due(now)):
+            return
         try:
             with self._writer.turn():
                 if self._writer.trouble.pause():
-                    self._crew.put_back(results)
+                    self._state.put_back(results)
                     return
+                self._writer.limit_wait()
                 self._write(results)
                 self._look_for_loss(now)
                 self._recovery.step()
@@ -88,43 +91,62 @@ class Keeper:
             raise
         except DatabaseError as error:
             self._writer.note_trouble(error)
+        else:
+            if withdrawn:
+                reason = "stopping" if self._state.is_stopping else "no thread became free"
+                ids = [result.run.job.id for result in withdrawn]
+                signals.emit(signals.worker_gave_back, job_ids=ids, reason=reason)
+
+    def _is_due(self, now: float) -> bool:
+        """True if the database is to be asked for anything but results."""
+        return (
+            self._upkeep.due_in() <= 0
+            or self._recovery.due_in() <= 0
+            or (now >= self._look_for_loss_at and bool(self._state.running()))
+            or bool(self._state.to_renew(now))
+        )
 
     def _write(self, results: list[Result]) -> None:
-        """Write results and renewals; then the upkeep, which must not meet a lease that this worker has to renew."""
-        planned_at = clock.now_us()  # before the renewals are chosen: whatever has lapsed by now is among them
+        """Write results and renewals; then the upkeep.
+
+        The upkeep sweeps. So before it, every result is written and every lease of this worker that is over is renewed:
+        a worker must not take its own jobs for those of a dead one.
+        """
+        planned_at = clock.now_us()  # before the renewals are chosen: what is over by now is among them
         began_at = clock.monotonic()
-        renewals = self._crew.to_renew(began_at)
+        upkeep_is_due = self._upkeep.due_in() <= 0
+        if upkeep_is_due:
+            results += self._state.take_results()
+        renewals = self._state.to_renew(began_at, planned_at if upkeep_is_due else None)
         if results or renewals:
             try:
                 written = self._writer.write(results, renewals)
             except BaseException:
-                self._crew.put_back(results)
+                self._state.put_back(results)
                 raise
-            self._crew.note_written(len(results))
-            announce(self._crew, written, self._crew.note_renewals(written.renewals, began_at))
-        self._writer.limit_wait()
-        self._upkeep.step(planned_at)
+            self._state.note_written(len(results), written.completed, written.failed)
+            self._state.note_renewals(written.renewals, began_at)
+            announce(written)
+        if upkeep_is_due:
+            with self._writer.writing():
+                self._upkeep.step(planned_at)
 
     def _look_for_loss(self, now: float) -> None:
-        """Tell handlers whose job was cancelled, deleted or taken: at most two seconds later.
-
-        Raises `DatabaseReplaced` if the database file is another one, or gone. No thread may be free to notice it.
-        """
+        """Tell handlers whose job was cancelled, deleted or taken: at most two seconds later."""
         if now < self._look_for_loss_at:
             return
-        running = self._crew.running_for(CONFIRM_LOSS, now)
+        running = [run for run in self._state.running() if run.holds_lease]
         self._look_for_loss_at = now + LOOK_FOR_LOSS
-        if not running:
-            return
+        # Also without a running job: no thread may be free to notice that the database was replaced.
         version = self._version()
-        if version == self._seen and not self._missing:
+        if not running or (version == self._seen and not self._missing):
             return
-        self._seen = version
         held = self._writer.read(lambda db: db.held([(run.job.id, run.job.fence) for run in running]))
+        self._seen = version
         missing = {run for run in running if (run.job.id, run.job.fence) not in held}
         for run in missing & self._missing:
-            if self._crew.lose(run):
-                announce_loss(run, "claim")
+            if self._state.lose(run):
+                announce_loss(run, "renewal")
         self._missing = missing - self._missing
         if self._missing:
             self._look_for_loss_at = now + CONFIRM_LOSS
@@ -141,16 +163,22 @@ class Keeper:
             thread = run.thread
             if run not in self._cutters and thread is not None and thread.has_open_transaction(run):
                 cutter = threading.Thread(target=thread.cut_off, args=[run], name="alkstore-cutter", daemon=True)
-                self._cutters[run] = cutter
-                cutter.start()
+                try:
+                    cutter.start()
+                except RuntimeError as error:  # the process may start no more threads; it is tried again
+                    signals.logger.error("cannot cut off job %s: %s", run.job.id, error)
+                else:
+                    self._cutters[run] = cutter
 
     def sleep(self, latest: float) -> None:
         """Sleep until something is due, at most until `latest`, or until the bell is rung or a worker may have died."""
         now = clock.monotonic()
         latest = min(latest, now + min(LONGEST_SLEEP, self._recovery.due_in(), self._upkeep.due_in()))
-        if self._missing:
-            latest = min(latest, now + CONFIRM_LOSS)
-        timeout = max(0.0, self._crew.sleep_until(latest, now) - now)
+        if self._state.running():
+            latest = min(latest, self._look_for_loss_at)
+        if self._state.overdue():
+            latest = min(latest, now + LOOK_FOR_TRANSACTIONS)
+        timeout = max(0.0, self._state.sleep_until(latest, now) - now)
         pause = self._writer.trouble.pause()
         if pause:
             timeout = max(timeout, min(pause, LONGEST_PAUSE))  # what is due cannot be written yet
@@ -163,16 +191,16 @@ class Keeper:
     def write_at_the_end(self, results: list[Result], deadline: float) -> None:
         """Write results at the end of the worker."""
         if results:
-            written = self._insist("writing the last results", lambda: self._writer.write(results, []), deadline)
+            written = self._write_until(deadline, "writing the last results", lambda: self._writer.write(results, []))
             if written is not None:
-                self._crew.note_written(len(results))
-                announce(self._crew, written, [])
+                self._state.note_written(len(results), written.completed, written.failed)
+                announce(written)
 
     def end(self, deadline: float) -> None:
         """Take back the sign of life."""
-        self._insist("taking back the sign of life", self._upkeep.end, deadline)
+        self._write_until(deadline, "taking back the sign of life", self._upkeep.end)
 
-    def _insist(self, doing: str, write: Callable[[], T], deadline: float) -> T | None:
+    def _write_until(self, deadline: float, doing: str, write: Callable[[], T]) -> T | None:
         """Write, however long another process has the writer lock, until `deadline`. None if it cannot be written."""
         while True:
             try:

@@ -116,6 +116,8 @@ def run_scheduler(alias: str, *, standby: bool) -> int:
     """Run the scheduler until a signal stops it; the exit code. A later second signal ends the process at once."""
     # The scheduler has a thread of its own. A signal handler must not set its stop event: the handler may have
     # interrupted one of that event's own methods. It may put into a SimpleQueue at any moment.
+    # The main thread's connection would keep files of the database open that somebody repairs after a fault.
+    connections[alias].close()
     with closing(_News()) as news:
         scheduler = _SchedulerThread(alias, standby=standby, at_end=lambda: news.put(_ENDED))
         with news.rung_by_signals(), stopped_by_signals(news.put):

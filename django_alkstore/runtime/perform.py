@@ -5,15 +5,19 @@ import random
 import threading
 from collections.abc import Awaitable, Callable, Sequence
 from contextlib import suppress
+from contextvars import Context, copy_context
 from typing import NamedTuple, cast
 
+from django.conf import settings
 from django.db import DatabaseError, OperationalError, connections, transaction
 from django.db.backends.base.base import BaseDatabaseWrapper
 from django.db.backends.signals import connection_created
 from django.dispatch import receiver
+from django.utils import timezone, translation
 
 from django_alkstore import clock, failures, signals
 from django_alkstore.dialects import dialect_of
+from django_alkstore.dialects.forks import guard
 from django_alkstore.dialects.transactions import busy_timeout, is_contention, is_left_open, turn
 from django_alkstore.registry import Registration
 from django_alkstore.services import JobHandle
@@ -47,7 +51,7 @@ class _LockErrors:
     MOST_JOBS = 10_000
 
     def __init__(self) -> None:
-        self._lock = threading.Lock()
+        self._lock = guard()
         self._counts: dict[tuple[str, int], int] = {}
 
     def count(self, job: JobHandle) -> int | None:
@@ -72,11 +76,27 @@ class _LockErrors:
 _lock_errors = _LockErrors()
 
 
+def _do_nothing() -> None:
+    """The default of `on_writer_lock`."""
+
+
+def project_context() -> Context:
+    """A copy of the present context, with the project's language and time zone. Handlers run in copies of it."""
+    context = copy_context()
+    context.run(_reset_language_and_time_zone)
+    return context
+
+
+def _reset_language_and_time_zone() -> None:
+    translation.activate(settings.LANGUAGE_CODE)
+    timezone.deactivate()
+
+
 def perform(
     registration: Registration,
     job: JobHandle,
     await_result: Callable[[Awaitable[object]], None] = await_here,
-    on_writer_lock: Callable[[], object] = float,
+    on_writer_lock: Callable[[], object] = _do_nothing,
 ) -> Ending:
     """Run the handler on `job` in this thread. Never raises, whatever the handler raises.
 
@@ -92,12 +112,13 @@ def perform(
         else:
             run_to_end(registration.target, job, await_result)
     except BaseException as error:  # noqa: BLE001  SystemExit and its kind end the attempt, not the worker
+        _end_forked_child(process)
         by_database = issubclass(type(error), DatabaseError)  # `isinstance` would ask the error itself
         outcome = _outcome_of(job, error)
     else:
+        _end_forked_child(process)
         _lock_errors.forget(job)
         outcome = None if job.settled else outcome
-    _end_forked_child(process)
     return Ending(outcome, clock.monotonic() - started, by_database)
 
 

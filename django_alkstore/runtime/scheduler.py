@@ -49,7 +49,7 @@ def schedule_until(stop: threading.Event, alias: str, *, standby: bool = True, b
 def _lead_or_stand_by(waiter: Waiter, patience: Patience, *, standby: bool) -> int:
     while not waiter.stop.is_set():
         try:
-            lead(waiter)
+            lead(waiter, patience.reset)
         except LeadershipLost as lost:
             patience.reset()
             if not standby:

@@ -19,10 +19,12 @@ from django_alkstore.dialects.transactions import is_contention
 from django_alkstore.dialects.watch import Bell, Watch
 from django_alkstore.registry import Registration
 from django_alkstore.runtime import event_loop
-from django_alkstore.runtime.crew import Crew
 from django_alkstore.runtime.events_thread import EventsThread
-from django_alkstore.runtime.handler_threads import HandlerThread, Leadership
+from django_alkstore.runtime.handler_threads import HandlerThread
 from django_alkstore.runtime.keeper import Keeper
+from django_alkstore.runtime.leadership import Leadership
+from django_alkstore.runtime.perform import project_context
+from django_alkstore.runtime.shared_state import SharedState
 from django_alkstore.runtime.writing import Writer
 from django_alkstore.services.patience import Patience
 
@@ -57,7 +59,7 @@ class Worker:
         """`grace`: seconds that running handlers may take after the first signal."""
         self.alias = alias
         self.grace = grace
-        self.at_stop: Callable[[float], object] = float
+        self.at_stop: Callable[[float], object] = _do_nothing
         """Called when the worker begins to stop, with the seconds that it may take."""
         self._end_process = end_process
         self._bell = Bell()
@@ -66,13 +68,14 @@ class Worker:
         self._stopping = threading.Event()
         queues = {registration.queue: registration for registration in registrations}
         self._queues = list(queues)
-        self._crew = Crew(concurrency, self._watch.ring, self._bell.ring)
+        self._state = SharedState(concurrency, self._watch.ring, self._bell.ring)
         self._connection = connections[alias]
-        self._writer = Writer(self._connection, self._liveness.holder, self._liveness.file)
-        self._keeper = Keeper(self._crew, self._writer, self._liveness, self._queues, self._bell, self._watch.version)
-        leadership = Leadership(self._crew, self._writer, self._watch, queues, self._stopping)
-        self._threads = [HandlerThread(number, self._crew, leadership) for number in range(concurrency)]
         self._events = EventsThread()
+        self._writer = Writer(self._connection, self._liveness.holder, self._liveness.file, self._events.post)
+        self._keeper = Keeper(self._state, self._writer, self._liveness, self._queues, self._bell, self._watch.version)
+        leadership = Leadership(self._state, self._writer, self._watch, queues, self._stopping)
+        context = project_context()
+        self._threads = [HandlerThread(number, self._state, leadership, context) for number in range(concurrency)]
         self._stops: list[str] = []
         """Reasons to stop. Only ever appended to, also by signal handlers, which may take no lock."""
         self._signals: list[float] = []
@@ -104,9 +107,9 @@ class Worker:
         self._connection.inc_thread_sharing()
         with self._events.sends_for_this_thread():
             self._announce_start()
-            for thread in self._threads:
-                thread.start()
             try:
+                for thread in self._threads:
+                    thread.start()
                 with self._bell.rung_by_signals():
                     code = self._work()
             except BaseException:
@@ -117,6 +120,7 @@ class Worker:
                     self._end_process(EXIT_BROKE)
                 raise
             if code == EXIT_OK:
+                self._state.wait_for_announcements(LAST_EVENTS)
                 self._keeper.end(clock.waiting_from() + LAST_WRITES)
             if code in (EXIT_OK, EXIT_REPLACED):
                 self._announce_end()
@@ -130,7 +134,7 @@ class Worker:
             signals.worker_started,
             database=str(self._connection.settings_dict["NAME"]),
             queues=self._queues,
-            concurrency=self._crew.size,
+            concurrency=self._state.size,
             pid=os.getpid(),
             worker_id=self._liveness.holder,
         )
@@ -153,12 +157,12 @@ class Worker:
 
     def _verdict(self) -> int | None:
         """The exit code, as soon as there is one."""
-        if self._crew.fault is not None:
-            raise self._crew.fault
+        if self._state.fault is not None:
+            raise self._state.fault
         if not self._stops:
-            return self._give_up() if self._crew.is_exhausted else None
+            return self._give_up() if self._state.is_exhausted else None
         self._begin_to_stop()
-        if self._crew.is_done:
+        if self._state.is_done:
             return EXIT_OK
         if len(self._signals) > 1:
             return self._end_at_once(EXIT_CUT_SHORT, "second signal")
@@ -167,17 +171,17 @@ class Worker:
         return None
 
     def _give_up(self) -> int:
-        signals.emit(signals.worker_exhausted, job_ids=sorted(run.job.id for run in self._crew.overdue()))
+        signals.emit(signals.worker_exhausted, job_ids=sorted(run.job.id for run in self._state.overdue()))
         self.at_stop(THREADS_END)
         return self._end_at_once(EXIT_EXHAUSTED, "exiting")
 
     def _begin_to_stop(self) -> None:
-        if self._crew.is_stopping:
+        if self._state.is_stopping:
             return
-        self._crew.stop()
+        self._state.stop()
         self._stopping.set()
         self._grace_ends = clock.monotonic() + self.grace
-        signals.emit(signals.worker_stopping, reason=self._stops[0], running=len(self._crew.running()))
+        signals.emit(signals.worker_stopping, reason=self._stops[0], running=len(self._state.running()))
         self.at_stop(0.0)
         self._keeper.look_after()  # gives back what has not started
 
@@ -190,27 +194,27 @@ class Worker:
     def _give_back(self, reason: str) -> None:
         """Write the results of finished handlers; announce the end; give back everything else."""
         deadline = clock.waiting_from() + LAST_WRITES
-        running = self._crew.running()
+        running = self._state.running()
         self._keeper.cut_off(running)  # first: one of them may have the writer lock
-        self._keeper.write_at_the_end(self._crew.take_results(), deadline)
+        self._keeper.write_at_the_end(self._state.take_results(), deadline)
         with self._writer.turn():  # no claim is being made
-            held = self._crew.withdraw_all(clock.monotonic())
+            held = self._state.withdraw_all(clock.monotonic())
         if held:
             signals.emit(signals.worker_gave_back, job_ids=[result.run.job.id for result in held], reason=reason)
         self._keeper.end(deadline)
         self._announce_end()
         self._keeper.cut_off(running)  # those that have opened a transaction since
-        self._keeper.write_at_the_end([*self._crew.take_results(), *held], deadline)
+        self._keeper.write_at_the_end([*self._state.take_results(), *held], deadline)
 
     def _announce_end(self) -> None:
-        completed, failed = self._crew.counts()
+        completed, failed = self._state.counts()
         signals.emit(signals.worker_stopped, completed=completed, failed=failed)
         self._events.flush(LAST_EVENTS)
 
     def _let_threads_end(self) -> bool:
         """True if every thread has ended: no handler keeps one."""
-        self._crew.end()
-        deadline = clock.monotonic() + (0.0 if self._crew.overdue() or self._crew.running() else THREADS_END)
+        self._state.end()
+        deadline = clock.monotonic() + (0.0 if self._state.overdue() or self._state.running() else THREADS_END)
         for thread in self._threads:
             thread.join(max(0.0, deadline - clock.monotonic()))
         return not any(thread.is_alive() for thread in self._threads) and not event_loop.has_abandoned_threads()
@@ -223,6 +227,10 @@ class Worker:
         self._keeper.close()
         self._watch.close()
         self._bell.close()
+
+
+def _do_nothing(_: float) -> None:
+    """The default of `at_stop`."""
 
 
 def _open_watch(alias: str) -> Watch:

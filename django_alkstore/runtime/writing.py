@@ -19,7 +19,7 @@ from django_alkstore.dialects import Operations
 from django_alkstore.dialects.base import UNTAKEN, ClaimedJob
 from django_alkstore.dialects.forks import guard
 from django_alkstore.dialects.transactions import busy_timeout, is_contention, limit_wait_on, read_on, write_on
-from django_alkstore.runtime.crew import LARGEST_BATCH, Plan, Result, Run
+from django_alkstore.runtime.jobs import LARGEST_BATCH, Plan, Result, Run
 from django_alkstore.services import JobHandle, outcomes
 from django_alkstore.services.claims import Swept, bury_unreadable, handles_of, sweep_batch
 from django_alkstore.services.outcomes import Kind
@@ -40,6 +40,8 @@ class Written:
 
     results: list[tuple[Result, bool]] = field(default_factory=list)
     """Each result, and whether it took effect."""
+    completed: int = 0
+    failed: int = 0
     renewals: list[tuple[Run, int | None]] = field(default_factory=list)
     """The end of each renewed lease in microseconds; None if the lease was lost."""
     claimed: list[JobHandle] = field(default_factory=list)
@@ -58,52 +60,63 @@ class Trouble:
         self._connection = connection
         self._patience = Patience("working", connection.alias, connection)
         self._paused_until = 0.0
-        self._in_line_since: float | None = None
-        """Since when other writers have kept the writer lock from this worker."""
+        self._contended_since: float | None = None
+        """Since when other writers have kept the writer lock from this worker; None if they do not."""
 
     def pause(self) -> float:
         """Seconds until the next attempt; 0 without trouble."""
         return max(0.0, self._paused_until - clock.monotonic())
 
     def note(self, error: DatabaseError) -> None:
-        """Pause after an error. That another process writes is no news for as long as the busy timeout."""
+        """Pause after an error. Contention is logged only after the busy timeout."""
         now = clock.monotonic()
         pause = BETWEEN_SLICES
         alias = self._connection.alias
         if is_contention(alias, error):
-            self._in_line_since = now if self._in_line_since is None else self._in_line_since
-            if now - self._in_line_since >= busy_timeout(alias):
+            self._contended_since = now if self._contended_since is None else self._contended_since
+            if now - self._contended_since >= busy_timeout(alias):
                 pause = self._patience.after(error)
         else:
             pause = self._patience.after(error)
         self._paused_until = clock.monotonic() + pause
 
     def is_over(self) -> None:
-        self._in_line_since = None
+        """An attempt has succeeded."""
+        self._contended_since = None
+        self._paused_until = 0.0
         self._patience.reset()
 
 
 class Writer:
     """Writes for the leader and for the keeper. Only the thread that has the turn uses the connection."""
 
-    def __init__(self, connection: BaseDatabaseWrapper, worker_id: str, liveness: str | None) -> None:
-        """`liveness`: stamped on claims, so that others notice the death of this process."""
+    def __init__(
+        self,
+        connection: BaseDatabaseWrapper,
+        worker_id: str,
+        liveness: str | None,
+        post: Callable[[Callable[[], None]], object],
+    ) -> None:
+        """`liveness`: stamped on claims, so that others notice the death of this process.
+
+        `post`: passes a function to the events thread, which calls it.
+        """
         self.connection = connection
         self.alias = connection.alias
         self.worker_id = worker_id
         self.liveness = liveness
         self.trouble = Trouble(connection)
+        self._post = post
+        self._write_failed = False
+        """True from the start of a write that failed until one succeeds. Reads may work all the while."""
         self._turn = guard()
-        self._alone: set[str] = set()
+        self._one_by_one: set[str] = set()
         """Queues of quick handlers whose next job may have caused a crash, or has its last attempt."""
 
     @contextmanager
     def turn(self) -> Iterator[None]:
-        """Use the connection, alone. No foreign code runs inside: events are sent after the end.
-
-        A fork waits for the end, too.
-        """
-        with signals.held_back(), self._turn:
+        """Use the connection, alone. A fork waits for the end. The events thread sends the events of the block."""
+        with signals.passed_to(self._post), self._turn:
             yield
             self.connection.queries_log.clear()
 
@@ -114,19 +127,28 @@ class Writer:
         claims: Callable[[Operations, Written], None] | None = None,
     ) -> Written:
         """Write results and renewals, and claim, in one transaction. Needs the turn."""
-        self.limit_wait()
-        written = write_on(self.connection, partial(self._write, results, renewals, claims))
-        self.trouble.is_over()
+        with self.writing():
+            written = write_on(self.connection, partial(self._write, results, renewals, claims))
         for queue, alone in written.alone.items():
-            (self._alone.add if alone else self._alone.discard)(queue)
+            (self._one_by_one.add if alone else self._one_by_one.discard)(queue)
         return written
 
     def read(self, body: Callable[[Operations], T]) -> T:
         """Run reading operations. Needs the turn."""
         self.limit_wait()
         found = read_on(self.connection, body)
-        self.trouble.is_over()
+        if not self._write_failed:
+            self.trouble.is_over()
         return found
+
+    @contextmanager
+    def writing(self) -> Iterator[None]:
+        """Around a write: if it fails, the trouble is not over until one succeeds. Needs the turn."""
+        self.limit_wait()
+        self._write_failed = True
+        yield
+        self._write_failed = False
+        self.trouble.is_over()
 
     def limit_wait(self) -> None:
         """Let every statement on the connection wait for the writer lock in slices. Opens the connection."""
@@ -151,9 +173,12 @@ class Writer:
         for result in results:
             job, outcome = result.run.job, result.outcome
             if outcome.kind is Kind.ACK:
-                written.results.append((result, job.id in acked))
+                took_effect = job.id in acked
+                written.completed += took_effect
             else:
-                written.results.append((result, outcomes.apply(db, job, outcome, now, _held_at(result.run, now))))
+                took_effect = outcomes.apply(db, job, outcome, now, _held_at(result.run, now))
+                written.failed += took_effect and outcome.kind is not Kind.GIVE_BACK
+            written.results.append((result, took_effect))
         for run in renewals:
             # Not earlier than the handler's own heartbeat has it.
             ends = max(min(now + round(run.job.visibility_timeout * SECOND), LAST_US), run.job.lease_expires_us)
@@ -172,7 +197,7 @@ class Writer:
         free, room = plan.free, LARGEST_BATCH
         for queue in queues:
             quick = queue in plan.batches
-            batch = 1 if queue in self._alone else plan.batches.get(queue, free)
+            batch = 1 if quick and queue in self._one_by_one else plan.batches.get(queue, free)
             limit = min(room, batch)
             rows = db.claim(queue, self.worker_id, limit, clock.now_us(), self.liveness)
             if len(rows) < limit:
@@ -227,9 +252,5 @@ def _starts_alone(row: ClaimedJob) -> bool:
 
 
 def _held_at(run: Run, now: int) -> int:
-    """The moment at which the lease of a run must not have run out.
-
-    There is none while the worker lives. The lease may have run out while another held the writer lock, when nobody
-    could renew it, nor take it: then the fence alone decides. A lease that is known to be lost stays lost.
-    """
+    """UNTAKEN unless the lease is known to be lost: then the fence alone decides, because nobody else took the job."""
     return now if run.lost else UNTAKEN

@@ -12,6 +12,7 @@ back fires nothing twice, because the stored boundary does not move back with it
 
 import os
 import threading
+from collections.abc import Callable
 
 from django.db import DatabaseError, connections
 
@@ -64,7 +65,7 @@ def say_if_leases_decide(reason: str | None) -> None:
         signals.emit(signals.crash_detection_off, reason=reason)
 
 
-def lead(waiter: Waiter) -> None:
+def lead(waiter: Waiter, when_elected: Callable[[], object] = lambda: None) -> None:
     """One term: take the leadership, fire until the stop event is set, and free the leadership."""
     liveness = waiter.liveness
     leadership = LockHandle(names.LEADERSHIP_LOCK, LEADERSHIP_TTL, liveness.holder, waiter.alias, liveness)
@@ -74,6 +75,7 @@ def lead(waiter: Waiter) -> None:
         return
     if not taken:
         raise LeadershipLost(f"another scheduler leads the schedules of the database {waiter.alias!r}")
+    when_elected()
     database = str(connections[waiter.alias].settings_dict["NAME"])
     signals.emit(signals.leader_elected, database=database, pid=os.getpid(), owner=leadership.owner)
     try:

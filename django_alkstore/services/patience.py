@@ -1,5 +1,8 @@
 """How a loop continues after a database error: it logs the error, waits longer each time, and logs that it is over."""
 
+import gc
+import traceback
+
 from django.db import DatabaseError, connections
 from django.db.backends.base.base import BaseDatabaseWrapper
 
@@ -46,6 +49,7 @@ class Patience:
             self._quiet = min(max(self._quiet * 2, self._pause), LONGEST_QUIET)
             self._say_at = now + self._quiet
         if not contention and not connection.in_atomic_block:
+            _end_statements(error)
             connection.close()
             renew_all(self.alias)
         return self._pause
@@ -55,3 +59,12 @@ class Patience:
         if self._pause:
             self._pause = self._quiet = 0.0
             signals.emit(signals.database_recovered, doing=self.doing)
+
+
+def _end_statements(error: BaseException) -> None:
+    """Let go of the cursors that failed. A connection stays open behind the scenes as long as one has a statement."""
+    chained: BaseException | None = error
+    while chained is not None:
+        traceback.clear_frames(chained.__traceback__)
+        chained = chained.__cause__ or chained.__context__
+    gc.collect()  # cursors in the frames of errors that were handled elsewhere; such frames are in reference cycles

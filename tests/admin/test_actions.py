@@ -216,7 +216,7 @@ def test_who_may_only_look_is_offered_no_button(staff: Callable[..., Browser]) -
 def test_finished_jobs_are_deleted_after_a_confirmation(root: Browser) -> None:
     finished, pending = dead(), enqueue("mail", None).id
     asked = root.act("job", "delete_finished", [finished, pending])
-    assert "Delete the finished jobs among 2 jobs?" in asked.content.decode()
+    assert "Delete 2 jobs?" in asked.content.decode()
     assert Job.objects.count() == 2
     response = root.go_on(asked, list_url("job"))
     assert [str(message) for message in response.context["messages"]] == ["1 job deleted; 1 no longer matched."]
@@ -232,7 +232,7 @@ def test_dead_jobs_of_a_queue_are_deleted_by_filter(root: Browser) -> None:
     kept = [dead("mail"), enqueue("gone", None).id]
     query = "?queue=gone&state=dead"
     asked = root.act("job", "delete_finished", ids[:1], query, select_across="1")
-    assert "1,200 jobs" in asked.content.decode()
+    assert "Delete 1,200 jobs?" in asked.content.decode()
     response = root.go_on(asked, list_url("job") + query)
     while "data-alkstore-continue" in response.content.decode():
         response = root.go_on(response, list_url("job") + query)
@@ -274,7 +274,7 @@ def test_a_long_action_is_done_in_several_requests(root: Browser, monkeypatch: p
             cancel(ids[-1])
             Job.objects.filter(pk=ids[-1]).update(state="completed")
         response = root.go_on(response, list_url("job") + "?queue=mail")
-    assert shown == ["100 of 250 jobs cancelled", "200 of 250 jobs cancelled"]
+    assert shown == ["100 of 250 jobs are done", "200 of 250 jobs are done"]
     assert [str(m) for m in response.context["messages"]] == ["249 jobs cancelled; 1 no longer matched."]
     assert state_of(late) == "pending"
     assert LogEntry.objects.count() == 249

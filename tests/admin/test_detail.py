@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 from django.contrib.admin.models import LogEntry
+from django.core.exceptions import ObjectDoesNotExist
 from django.db import connection
 from django.utils.html import escape
 
@@ -300,6 +301,19 @@ def test_a_job_whose_worker_is_dead_says_so(root: Browser) -> None:
     assert "worker dead" in root.page("job")
 
 
+def test_a_job_whose_worker_is_suspended_says_so(root: Browser, clock: ManualClock) -> None:
+    with isolated_registry(), Liveness("default") as liveness:
+        handler("mail")(lambda job: None)
+        presence.leave("default", liveness.holder, ["mail"], liveness.file)
+        job = enqueue("mail", None)
+        assert root.verdict("job", job.id)[0] == "Due now."
+        clock.advance(presence.TTL + 1)
+        headline, _, advice = root.verdict("job", job.id)
+        assert headline == "Waiting: the worker for queue mail is suspended."
+        assert advice.startswith("Its process lives")
+        assert "worker suspended" in root.page("job")
+
+
 def test_a_schedule_says_why_it_does_not_fire(root: Browser, clock: ManualClock) -> None:
     schedule("hourly", "@every 1h", "mail")
     row = Schedule.objects.get()
@@ -382,9 +396,9 @@ def test_equal_failures_are_folded_and_each_message_is_shown_once(root: Browser,
     page = root.detail("job", job.id)
     assert root.verdict("job", job.id)[0] == "Dead: ValueError: again"
     shown = history_of(page)
-    assert [unescape(heading.strip()) for heading in re.findall(r"<summary>(.*?)<span", shown)] == [
-        "Attempts 2, 3 and 4 failed in the same way",
-        "Attempt 1",
+    assert [unescape(heading.strip()) for heading in re.findall(r"<summary>(.*?) <span", shown)] == [
+        "Attempts 2, 3 and 4 failed in the same way: <bdi></bdi>",
+        "Attempt 1: <bdi>ValueError: first</bdi>",
     ]
     assert shown.count("Traceback (most recent call last)") == 2
     assert page.count("ValueError: again") == 1
@@ -408,6 +422,19 @@ def test_the_history_says_where_a_job_was_requeued_and_by_whom(root: Browser, cl
     assert first < shown.index("<bdi>Requeued by root</bdi> on March 1, 2026, 13:00:00.") < second
 
 
+def test_the_history_names_the_module_of_an_exception_once(root: Browser) -> None:
+    job = enqueue("mail", None)
+    [handle] = claim_batch("mail", "w")
+    try:
+        message = "no such customer"
+        raise ObjectDoesNotExist(message)
+    except ObjectDoesNotExist as error:
+        handle.fail(error)
+    page = root.detail("job", job.id)
+    assert page.count("django.core.exceptions.ObjectDoesNotExist") == 1
+    assert page.count("ObjectDoesNotExist: no such customer") == 1
+
+
 def test_the_history_says_that_a_program_requeued_a_job(root: Browser) -> None:
     job = enqueue("mail", None, max_attempts=1)
     fail("mail", "no")
@@ -425,6 +452,37 @@ def test_the_history_says_who_cancelled_a_job(root: Browser) -> None:
     assert ">History</h2>" not in root.detail("job", job.id)
     root.act("job", "cancel", [job.id])
     assert "<bdi>Cancelled by root</bdi>" in history_of(root.detail("job", job.id))
+
+
+def test_the_wait_of_the_latest_attempt_is_shown_where_it_is_known(root: Browser, clock: ManualClock) -> None:
+    def wait() -> str | None:
+        found = re.search(r"<label>Wait:</label>.*?readonly\">(.*?)</div>", root.detail("job", job.id), re.DOTALL)
+        return None if found is None else found[1]
+
+    job = enqueue("mail", None, delay=10)
+    assert wait() is None
+    clock.advance(15)
+    assert wait() == "5\xa0s"
+    [handle] = claim_batch("mail", "w")
+    clock.advance(60)
+    assert wait() == "5\xa0s"
+    handle.retry("no", delay=10)
+    clock.advance(12)
+    claim_batch("mail", "w")
+    assert wait() == "2\xa0s"
+    Job.objects.update(run_at=Job.objects.get().created_at)
+    assert wait() is None
+
+
+def test_a_page_leaves_out_what_it_has_nothing_to_say_about(root: Browser) -> None:
+    job = enqueue("mail", None)
+    page = root.detail("job", job.id)
+    for label in ("Finished", "Worker", "Leased until", "Unique key", "Boundary", "Run time", "First attempt"):
+        assert f">{label}:</label>" not in page
+    claim_batch("mail", "w")
+    page = root.detail("job", job.id)
+    for label in ("Worker", "Leased until", "Run time", "First attempt"):
+        assert f">{label}:</label>" in page
 
 
 def test_run_time_and_workers_are_shown(root: Browser, clock: ManualClock) -> None:

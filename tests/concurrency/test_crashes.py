@@ -175,8 +175,8 @@ def test_a_worker_that_is_out_of_memory(start: Start) -> None:
 
 def test_a_handler_whose_child_lives_on(start: Start) -> None:
     other = idle(start, "noop")
-    job = enqueue("forks", None)
-    holder = start("run_queue", "forks")
+    job = enqueue("forks-on", None)
+    holder = start("run_queue", "forks-on")
     holder.wait_for("child ")
     [child] = [int(line.split()[1]) for line in holder.lines if line.startswith("child ")]
     try:
@@ -185,7 +185,7 @@ def test_a_handler_whose_child_lives_on(start: Start) -> None:
         os.kill(child, 0)
     finally:
         os.kill(child, signal.SIGKILL)
-    idle(start, "forks")
+    idle(start, "forks-on")
     wait_for_state("completed", job.pk)
 
 

@@ -534,8 +534,8 @@ def fatal(job: JobHandle) -> None:
             kept.append(b"x" * 2**22)
 
 
-@handler("forks")
-def forks(job: JobHandle) -> None:
+@handler("forks-on")
+def forks_on(job: JobHandle) -> None:
     """On the first attempt it leaves a child behind, says its process id, and waits."""
     if job.attempt > 1:
         return

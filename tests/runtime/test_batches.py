@@ -10,7 +10,7 @@ from django.db import transaction
 
 from django_alkstore import clock
 from django_alkstore.models import Job
-from django_alkstore.runtime.crew import LARGEST_BATCH
+from django_alkstore.runtime.jobs import LARGEST_BATCH
 from django_alkstore.services import claim_batch, enqueue, enqueue_many, reschedule, run_now, sweep
 from tests.ledger.tools import end_leases, row, state, variant, wait_for_state
 from tests.processes import Process
@@ -22,10 +22,10 @@ Start = Callable[..., Process]
 HOLDS = """
 import sys
 from django.core.management import call_command
-from django_alkstore.runtime import crew
-crew.LONGEST_WAIT_TO_START = 600.0
-crew.BATCH_SECONDS = 100.0
-crew.QUICK = 3_600.0
+from django_alkstore.runtime import shared_state
+shared_state.LONGEST_WAIT_TO_START = 600.0
+shared_state.BATCH_SECONDS = 100.0
+shared_state.QUICK = 3_600.0
 call_command(*sys.argv[1:])
 """
 """A worker that takes every handler for a quick one, however busy the machine is, and gives back no waiting job."""

@@ -11,7 +11,7 @@ from django.db.models.expressions import RawSQL
 
 from django_alkstore import clock
 from django_alkstore.models import Job
-from django_alkstore.runtime.crew import LARGEST_BATCH
+from django_alkstore.runtime.jobs import LARGEST_BATCH
 from django_alkstore.services import claim_batch, enqueue, enqueue_many, get_job, next_claim_at, outbox, schedule, tick
 from tests.ledger.models import Entry
 from tests.ledger.tools import (
@@ -272,11 +272,11 @@ def test_what_waits_for_a_thread_is_given_back_and_not_counted(start: Start, tmp
 CLAIMS_AHEAD = """
 import sys
 from django.core.management import call_command
-from django_alkstore.runtime import crew, handler_threads, keeper
+from django_alkstore.runtime import keeper, leadership, shared_state
 from django_alkstore.services import maintenance
-crew.QUICK = 3_600.0  # every handler is quick, however long it has taken
-crew.LONGEST_WAIT_TO_START = maintenance.UPKEEP_INTERVAL = 600.0
-handler_threads.LONGEST_SLEEP = keeper.LONGEST_SLEEP = 600.0
+shared_state.QUICK = 3_600.0  # every handler is quick, however long it has taken
+shared_state.LONGEST_WAIT_TO_START = maintenance.UPKEEP_INTERVAL = 600.0
+leadership.LONGEST_SLEEP = keeper.LONGEST_SLEEP = 600.0
 call_command(*sys.argv[1:])
 """
 

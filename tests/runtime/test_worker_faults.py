@@ -3,6 +3,7 @@
 import json
 from collections.abc import Callable
 from contextlib import closing
+from contextvars import copy_context
 from datetime import timedelta
 from itertools import count
 from pathlib import Path
@@ -18,9 +19,11 @@ from django_alkstore.dialects import Operations
 from django_alkstore.models import Job
 from django_alkstore.registry import Registration
 from django_alkstore.runtime.claim_times import ClaimTimes
-from django_alkstore.runtime.crew import Crew, Run
 from django_alkstore.runtime.event_loop import Host
-from django_alkstore.runtime.handler_threads import HandlerThread, Leadership
+from django_alkstore.runtime.handler_threads import HandlerThread
+from django_alkstore.runtime.jobs import Run
+from django_alkstore.runtime.leadership import Leadership
+from django_alkstore.runtime.shared_state import SharedState
 from django_alkstore.services import JobHandle, cancel, claim_batch, enqueue, enqueue_many, requeue
 from django_alkstore.services.outcomes import ACK
 from tests.ledger.models import Entry
@@ -320,7 +323,7 @@ def test_a_handler_that_connects_again_after_it_was_cut_off_is_cut_off_again(beg
 def test_a_cutter_that_comes_late_leaves_the_next_job_of_the_thread_alone() -> None:
     """It cuts off the job that is past its time limit, and not what the thread runs by now."""
     enqueue_many("noop", [None] * 2)
-    thread = HandlerThread(0, Crew(1, lambda: None, lambda: None), cast("Leadership", None))
+    thread = HandlerThread(0, SharedState(1, lambda: None, lambda: None), cast("Leadership", None), copy_context())
 
     def run(job: JobHandle, target: Callable[[JobHandle], object]) -> Run:
         registration = Registration("noop", target, time_limit=60, atomic=False, module=__name__)
@@ -333,7 +336,7 @@ def test_a_cutter_that_comes_late_leaves_the_next_job_of_the_thread_alone() -> N
 
     first, second = claim_batch("noop", "by hand", 2)
     late, following = run(first, print), run(second, write_past_a_cutter)
-    with closing(Host()) as host:
+    with closing(Host(copy_context())) as host:
         assert thread._run_handler(following, host).outcome is ACK
     assert Entry.objects.get().job_id == second.id
 

@@ -18,10 +18,11 @@ from django_alkstore.dialects.liveness import Liveness
 from django_alkstore.dialects.watch import Bell, Watch
 from django_alkstore.models import Job
 from django_alkstore.registry import Registration
-from django_alkstore.runtime import crew as crew_module
-from django_alkstore.runtime.crew import Crew, Run
-from django_alkstore.runtime.handler_threads import Leadership
+from django_alkstore.runtime import shared_state as shared_state_module
+from django_alkstore.runtime.jobs import Run
 from django_alkstore.runtime.keeper import Keeper
+from django_alkstore.runtime.leadership import Leadership
+from django_alkstore.runtime.shared_state import SharedState
 from django_alkstore.runtime.writing import Writer
 from django_alkstore.services import cancel, claim_batch, enqueue, enqueue_many
 from tests.faults.tools import Passage
@@ -200,16 +201,16 @@ class ByHand:
     """A worker's leader and keeper, used by the test's own thread. No job is ever started."""
 
     def __init__(self, registration: Registration) -> None:
-        self.crew = Crew(2, lambda: None, lambda: None)
+        self.state = SharedState(2, lambda: None, lambda: None)
         with override_settings(ALKSTORE={"LIVENESS": False}):
             self._liveness = Liveness("default")
-        writer = Writer(connections["default"], self._liveness.holder, None)
+        writer = Writer(connections["default"], self._liveness.holder, None, lambda send: send())
         self._bell = Bell()
         self._watch = Watch("default")
-        self._keeper = Keeper(self.crew, writer, self._liveness, [registration.queue], self._bell, self._watch.version)
+        self._keeper = Keeper(self.state, writer, self._liveness, [registration.queue], self._bell, self._watch.version)
         registrations = {registration.queue: registration}
-        self._leadership = Leadership(self.crew, writer, self._watch, registrations, threading.Event())
-        self.crew.lead(self)
+        self._leadership = Leadership(self.state, writer, self._watch, registrations, threading.Event())
+        self.state.lead(self)
 
     def has_open_transaction(self, run: Run) -> bool:
         return False
@@ -229,7 +230,7 @@ class ByHand:
 
 def test_a_worker_that_is_frozen_anywhere_does_not_sweep_its_own_jobs(monkeypatch: pytest.MonkeyPatch) -> None:
     """Between the claim and its commit, after it, or in the next plan: it renews what has lapsed before it sweeps."""
-    monkeypatch.setattr(crew_module, "LONGEST_WAIT_TO_START", 3_600.0)
+    monkeypatch.setattr(shared_state_module, "LONGEST_WAIT_TO_START", 3_600.0)
     before, frozen = 0, True
     while frozen:
         freezing = Freezing(10_000)
@@ -382,8 +383,8 @@ def test_a_job_that_waits_longer_than_its_time_limit_is_no_reason_to_look_again_
     enqueue("stubborn", None)
     (job,) = claim_batch("stubborn", "w")
     registration = Registration("stubborn", print, time_limit=0.1, atomic=False, module=__name__)
-    crew = Crew(1, lambda: None, lambda: None)
+    shared = SharedState(1, lambda: None, lambda: None)
     now = clock.monotonic()
-    crew.add([Run(job, registration, claimed_at=now - 0.2, renew_at=now + 60)])
-    assert crew.fail_at_time_limit(now) == []
-    assert crew.sleep_until(now + 60, now) > now
+    shared.add([Run(job, registration, claimed_at=now - 0.2, renew_at=now + 60)])
+    assert shared.fail_at_time_limit(now) == []
+    assert shared.sleep_until(now + 60, now) > now

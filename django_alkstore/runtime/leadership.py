@@ -1,0 +1,144 @@
+"""What the leading thread does between two batches: it writes results, claims jobs and waits for work."""
+
+import threading
+from collections.abc import Mapping
+from functools import partial
+
+from django.db import DatabaseError
+
+from django_alkstore import clock
+from django_alkstore.dialects.base import DatabaseReplaced
+from django_alkstore.dialects.watch import Watch
+from django_alkstore.registry import Registration
+from django_alkstore.runtime.announcing import announce
+from django_alkstore.runtime.claim_times import ClaimTimes
+from django_alkstore.runtime.jobs import Plan, Run, Runner, renewal_after
+from django_alkstore.runtime.shared_state import SharedState
+from django_alkstore.runtime.writing import Writer, Written
+
+LONGEST_SLEEP = 60.0
+"""Seconds that the leader waits for work before it looks again."""
+
+
+class Leadership:
+    """Used by the leader only, so by one thread after the other."""
+
+    def __init__(
+        self,
+        state: SharedState,
+        writer: Writer,
+        watch: Watch,
+        registrations: Mapping[str, Registration],
+        stopping: threading.Event,
+    ) -> None:
+        """`stopping`: becomes the `stopping` flag of every job that this worker claims."""
+        self._state = state
+        self._writer = writer
+        self._watch = watch
+        self._registrations = registrations
+        self._stopping = stopping
+        self._times = ClaimTimes(registrations, watch.version)
+
+    def round(self, me: Runner) -> bool:
+        """Write what has finished, and claim; if there is neither, wait for work. False if `me` does not lead."""
+        if not self._state.leads(me):
+            return False
+        pause = self._writer.trouble.pause()
+        if pause:
+            self._watch.wait_for_bell(pause)
+            return True
+        try:
+            with self._writer.turn():
+                written = self._write_and_claim(me)
+        except DatabaseReplaced:
+            raise
+        except DatabaseError as error:
+            self._writer.note_trouble(error)
+            return True
+        if written is None:
+            self._wait(me)
+            return True
+        try:
+            announce(written)
+        finally:
+            self._state.end_announcing()
+        self._bury_unreadable(written)
+        return True
+
+    def _write_and_claim(self, me: Runner) -> Written | None:
+        """One transaction. None if there is nothing to write and nothing to claim. Needs the turn."""
+        planned_at = clock.now_us()  # before the renewals are chosen, see `Writer.claim`
+        began_at = clock.monotonic()  # not after any of the leases begins to count
+        plan = self._state.plan(me, began_at, planned_at)
+        if plan is None:
+            return None
+        try:
+            queues = self._queues(plan)
+            if not (plan.results or queues):
+                return None
+            claims = partial(self._writer.claim, queues, plan, planned_at) if queues else None
+            written = self._writer.write(plan.results, plan.renewals, claims)
+        except BaseException:
+            self._state.put_back(plan.results)
+            raise
+        self._state.note_written(len(plan.results), written.completed, written.failed, me)
+        self._state.note_renewals(written.renewals, began_at)
+        self._state.add(self._runs(written, plan, began_at))
+        self._note_claims(queues, written)
+        return written
+
+    def _queues(self, plan: Plan) -> list[str]:
+        """The queues to claim from."""
+        self._times.check()
+        if not plan.free:
+            return []
+        queues = self._times.due()
+        if self._times.unknown() and (plan.results or not queues):
+            self._writer.read(self._times.look)
+            queues = self._times.due()
+        return queues
+
+    def _note_claims(self, queues: list[str], written: Written) -> None:
+        self._times.note_write()
+        for queue in written.emptied:
+            self._times.forget(queue)
+        if queues:
+            self._times.note_claim(written.claimed[0].queue if written.claimed else None)
+
+    def _runs(self, written: Written, plan: Plan, began_at: float) -> list[Run]:
+        """The claimed jobs; first those that other threads take over at once, since their handlers are not quick."""
+        now = clock.monotonic()
+        runs = []
+        for job in sorted(written.claimed, key=lambda job: job.queue in plan.batches):
+            job._stopping = self._stopping
+            registration = self._registrations[job.queue]
+            runs.append(Run(job, registration, claimed_at=now, renew_at=renewal_after(began_at, job)))
+        return runs
+
+    def _bury_unreadable(self, written: Written) -> None:
+        try:
+            self._writer.bury_unreadable(written.unreadable)
+        except DatabaseError as error:  # the leases lapse, and it is tried again
+            self._writer.note_trouble(error)
+
+    def _wait(self, me: Runner) -> None:
+        """Wait for work: a commit, the next due moment, or a result of another thread, which rings the bell."""
+        if not self._state.begin_wait(me):
+            return
+        try:
+            is_news = self._sleep()
+        finally:
+            self._state.end_wait()
+        if is_news:
+            self._times.take_news()
+
+    def _sleep(self) -> bool:
+        """True if there was a commit."""
+        if self._state.is_stopping:
+            self._watch.wait_for_bell(LONGEST_SLEEP)
+            return False
+        timeout = max(0.0, min(LONGEST_SLEEP, self._times.due_in()))
+        pause = min(self._times.pause(), timeout)
+        if pause and self._watch.wait_for_bell(pause):
+            return False
+        return self._watch.wait(self._times.seen, timeout - pause)
