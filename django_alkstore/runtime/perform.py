@@ -40,7 +40,7 @@ BUSY_PAUSE = 1.0
 LOCK_ERRORS_IN_A_ROW = 3
 """How often a job that ends with a lock error of the database is tried again without spending an attempt."""
 LONGEST_LOCK_PAUSE = 0.5
-"""Seconds until the next attempt after a lock error; at least a fifth of it."""
+"""Seconds until the next attempt after a lock error; at least a fifth of it. Twice as long after each further one."""
 
 _random = random.Random()
 
@@ -54,17 +54,17 @@ class _LockErrors:
         self._lock = guard()
         self._counts: dict[tuple[str, int], int] = {}
 
-    def is_to_be_tried_again(self, job: JobHandle) -> bool:
-        """Count another one. False if there have been enough."""
+    def count(self, job: JobHandle) -> int | None:
+        """Count another one; how many there are now. None if the attempt is to be spent."""
         key = (job.using, job.id)
         with self._lock:
             count = self._counts.pop(key, 0) + 1
             if count > LOCK_ERRORS_IN_A_ROW:
-                return False
+                return None
             self._counts[key] = count
             if len(self._counts) > self.MOST_JOBS:
                 del self._counts[next(iter(self._counts))]  # the one that was counted first
-            return True
+            return count
 
     def forget(self, job: JobHandle) -> None:
         """The attempt ended in another way."""
@@ -124,8 +124,9 @@ def perform(
 
 def _outcome_of(job: JobHandle, error: BaseException) -> Outcome:
     if issubclass(type(error), OperationalError) and is_contention(job.using, cast("OperationalError", error)):
-        if _lock_errors.is_to_be_tried_again(job):
-            delay = _random.uniform(LONGEST_LOCK_PAUSE / 5, LONGEST_LOCK_PAUSE)
+        count = _lock_errors.count(job)
+        if count is not None:
+            delay = _random.uniform(LONGEST_LOCK_PAUSE / 5, LONGEST_LOCK_PAUSE) * 2 ** (count - 1)
             return Outcome(Kind.GIVE_BACK, failures.describe(error)[0], delay=delay)
     else:
         _lock_errors.forget(job)
