@@ -37,15 +37,18 @@ RAISED = {
 """What a handler raises, and how the error that is kept begins."""
 
 
-BROKEN_BY_A_RECEIVER = """
-import sys
+BREAKS_AFTER_A_JOB = """
 from django.core.management import call_command
 from django_alkstore import signals
+from django_alkstore.runtime.keeper import Keeper
 
-def leave(**_):
-    sys.exit("broken")
+def look_after(self):
+    raise ZeroDivisionError("broken")
 
-signals.job_completed.connect(leave)
+def break_the_keeper(**_):
+    Keeper.look_after = look_after
+
+signals.job_completed.connect(break_the_keeper)
 call_command("run_queue", "async-hostile", "noop", "--concurrency", "2")
 """
 
@@ -167,11 +170,11 @@ def test_a_loop_that_is_stopped_after_its_job_costs_no_thread(start: Start) -> N
 
 def test_a_worker_that_breaks_ends_whatever_a_coroutine_has_running_in_another_thread(start: Start) -> None:
     enqueue("async-hostile", "beside: never end")
-    process = start("-c", BROKEN_BY_A_RECEIVER)
+    process = start("-c", BREAKS_AFTER_A_JOB)
     wait_until(lambda: Job.objects.filter(state="processing").exists(), "the coroutine is claimed")
     enqueue("noop", None)
     assert process.wait() == 1, process.output
-    assert "SystemExit: broken" in process.output
+    assert "ZeroDivisionError: broken" in process.output
 
 
 def test_a_coroutine_s_context_is_its_own_whatever_the_thread_has_run_before(start: Start) -> None:
