@@ -83,9 +83,9 @@ class Keeper:
                 if self._writer.trouble.pause():
                     self._state.put_back(results)
                     return
-                self._writer.limit_wait()
                 self._write(results)
                 self._look_for_loss(now)
+                self._writer.limit_wait()
                 self._recovery.step()
         except DatabaseReplaced:
             raise
