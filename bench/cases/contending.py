@@ -38,7 +38,7 @@ def contention(bench: Bench) -> list[Line]:
                 "/s",
                 line.ours,
                 judged=[one / other for one, other in zip(line.ours, rival, strict=True)],
-                goal=at_least(1.5),
+                goal=at_least(1.2),
             )
         )
     return found

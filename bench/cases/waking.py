@@ -12,7 +12,7 @@ LONGEST_GAP_MS = 100
 def told(bench: Bench) -> list[Line]:
     found = _wake(bench, {}, *bench.peers)
     return [
-        _line("wake", "commit to handler's start, idle worker, p50", found, 50, 1.0, "wake-up p50"),
+        _line("wake", "commit to handler's start, idle worker, p50", found, 50, 0.95, "wake-up p50"),
         _line("wake-p99", "the same, p99", found, 99, 10.0, "wake-up p99"),
     ]
 
