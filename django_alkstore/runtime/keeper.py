@@ -78,24 +78,23 @@ class Keeper:
         results = [*self._state.take_old_results(now), *late, *withdrawn]
         if not (results or self._is_due(now)):
             return
-        try:
-            with self._writer.turn():
-                if self._writer.trouble.pause():
-                    self._state.put_back(results)
-                    return
+        with self._writer.turn():
+            if self._writer.trouble.pause():
+                self._state.put_back(results)
+                return
+            try:
                 self._write(results)
                 self._look_for_loss(now)
                 self._writer.limit_wait()
                 self._recovery.step()
-        except DatabaseReplaced:
-            raise
-        except DatabaseError as error:
-            self._writer.note_trouble(error)
-        else:
-            if withdrawn:
-                reason = "stopping" if self._state.is_stopping else "no thread became free"
-                ids = [result.run.job.id for result in withdrawn]
-                signals.emit(signals.worker_gave_back, job_ids=ids, reason=reason)
+            except DatabaseReplaced:
+                raise
+            except DatabaseError as error:
+                self._writer.trouble.note(error)
+                return
+        if withdrawn:
+            reason = "stopping" if self._state.is_stopping else "no thread became free"
+            signals.emit(signals.worker_gave_back, job_ids=[result.run.job.id for result in withdrawn], reason=reason)
 
     def _is_due(self, now: float) -> bool:
         """True if the database is to be asked for anything but results."""

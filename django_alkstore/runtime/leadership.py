@@ -47,14 +47,14 @@ class Leadership:
         if pause:
             self._watch.wait_for_bell(pause)
             return True
-        try:
-            with self._writer.turn():
+        with self._writer.turn():
+            try:
                 written = self._write_and_claim(me)
-        except DatabaseReplaced:
-            raise
-        except DatabaseError as error:
-            self._writer.note_trouble(error)
-            return True
+            except DatabaseReplaced:
+                raise
+            except DatabaseError as error:
+                self._writer.trouble.note(error)
+                return True
         if written is None:
             self._wait(me)
             return True
@@ -62,7 +62,8 @@ class Leadership:
             announce(written)
         finally:
             self._state.end_announcing()
-        self._bury_unreadable(written)
+        if written.unreadable:
+            self._bury_unreadable(written)
         return True
 
     def _write_and_claim(self, me: Runner) -> Written | None:
@@ -116,10 +117,11 @@ class Leadership:
         return runs
 
     def _bury_unreadable(self, written: Written) -> None:
-        try:
-            self._writer.bury_unreadable(written.unreadable)
-        except DatabaseError as error:  # the leases lapse, and it is tried again
-            self._writer.note_trouble(error)
+        with self._writer.turn():
+            try:
+                self._writer.bury_unreadable(written.unreadable)
+            except DatabaseError as error:  # the leases lapse, and it is tried again
+                self._writer.trouble.note(error)
 
     def _wait(self, me: Runner) -> None:
         """Wait for work: a commit, the next due moment, or a result of another thread, which rings the bell."""

@@ -220,15 +220,9 @@ class Writer:
                 return
 
     def bury_unreadable(self, rows: list[tuple[ClaimedJob, Exception]]) -> None:
-        """Make claimed jobs dead that cannot be read. If that fails, their leases lapse, and it is tried again."""
+        """Make claimed jobs dead that cannot be read. Needs the turn."""
         for row, error in rows:
-            with self.turn():
-                write_on(self.connection, partial(bury_unreadable, row, error))
-
-    def note_trouble(self, error: DatabaseError) -> None:
-        """Pause after an error of the database."""
-        with self.turn():
-            self.trouble.note(error)
+            write_on(self.connection, partial(bury_unreadable, row, error))
 
 
 def _kept(rows: list[ClaimedJob], db: Operations) -> list[ClaimedJob]:

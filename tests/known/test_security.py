@@ -96,7 +96,7 @@ def test_a_queue_s_name_that_looks_like_a_function_runs_nothing(start: Start) ->
 # Nobody acts in the admin without a permission
 
 ACTIONS = {
-    "job": ["cancel", "run_now", "requeue"],
+    "job": ["cancel", "delete_finished", "run_now", "requeue"],
     "schedule": ["pause", "resume", "fire_now"],
     "lock": ["force_release"],
 }
