@@ -39,7 +39,7 @@ def announce_given_back(written: Written, *, stopping: bool) -> None:
 
 def _announce_refused(result: Result) -> None:
     job, outcome = result.run.job, result.outcome
-    if job.settled:
+    if job.settled or job.settling:  # a callback after its commit may have kept the handle from knowing
         signals.emit(signals.job_raised_late, job=job, error=outcome.error, traceback=outcome.traceback)
     elif not result.run.lost or outcome.traceback:  # a loss that is known was announced before
         announce_loss(result.run, outcome.kind.name.lower().replace("_", " "), outcome.traceback)

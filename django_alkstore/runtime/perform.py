@@ -219,6 +219,7 @@ def tidy_connections(own: str | None, *, afresh: bool = False) -> bool:
     thrown_away = False
     for connection in _thread.connections:
         connection.queries_log.clear()
+        connection.execute_wrappers.clear()
         if is_left_open(connection):
             _throw_away(connection)
             thrown_away = True

@@ -80,6 +80,10 @@ class Trouble:
             pause = self._patience.after(error)
         self._paused_until = clock.monotonic() + pause
 
+    def try_at_once(self) -> None:
+        """End the pause: the worker is told to stop."""
+        self._paused_until = 0.0
+
     def is_over(self) -> None:
         """An attempt has succeeded."""
         self._contended_since = None
