@@ -138,9 +138,10 @@ WHERE {HELD}
 """
 RENEW = f"UPDATE {JOB} SET lease_expires_at = %s WHERE {HELD}"
 
-# A maximum that is no number reads as 0: its job is dead at the first lapse, and not in its queue's way for ever.
+# Another program may have stored a text where a number belongs. It reads as a number here (0, if it has no digits), so
+# that it stops nobody: the job becomes dead at once, or at its next claim, with the reason (`JobHandle`).
 LAPSED = f"""
-SELECT id, fence, attempts, CAST(max_attempts AS INTEGER), CAST(errors AS BLOB) FROM {JOB}
+SELECT id, fence, CAST(attempts AS INTEGER), CAST(max_attempts AS INTEGER), CAST(errors AS BLOB) FROM {JOB}
 WHERE queue = %s AND state = 'processing' AND lease_expires_at <= %s ORDER BY lease_expires_at LIMIT %s
 """
 # The index by name: it holds the processing jobs alone, and nothing tells the planner that they are few.
@@ -149,13 +150,13 @@ SELECT DISTINCT CAST(worker_id AS BLOB) FROM {JOB} INDEXED BY alkstore_job_lease
 WHERE state = 'processing' AND liveness = %s
 """
 ABANDONED = f"""
-SELECT id, fence, CAST(queue AS BLOB), attempts, CAST(max_attempts AS INTEGER), run_at, backoff_base,
-  CAST(errors AS BLOB), CAST(last_error AS BLOB)
+SELECT id, fence, CAST(queue AS BLOB), CAST(attempts AS INTEGER), CAST(max_attempts AS INTEGER),
+  CAST(run_at AS INTEGER), max(CAST(backoff_base AS REAL), 0.0), CAST(errors AS BLOB), CAST(last_error AS BLOB)
 FROM {JOB} INDEXED BY alkstore_job_lease
 WHERE state = 'processing' AND worker_id = %s AND liveness = %s LIMIT %s
 """
 EXPIRED = f"""
-SELECT {_columns(ExpiredJob._fields, "errors")} FROM {JOB}
+SELECT id, fence, CAST(attempts AS INTEGER), CAST(errors AS BLOB) FROM {JOB}
 WHERE queue = %s AND state = 'pending' AND expires_at <= %s ORDER BY expires_at LIMIT %s
 """
 REOPEN = f"""
