@@ -99,8 +99,8 @@ class JobHandle:
         """`ValueError` and its kind where the stored row cannot be read."""
         if not isinstance(row.visibility_timeout, (int, float)) or not isinstance(row.backoff_base, (int, float)):
             raise TypeError("its visibility timeout or its backoff base is not a number")
-        if not isinstance(row.max_attempts, int):
-            raise TypeError("its maximum of attempts is not a whole number")
+        if not isinstance(row.max_attempts, int) or not isinstance(row.lock_errors, int):
+            raise TypeError("its maximum of attempts or its count of lock errors is not a whole number")
         self._row = row
         self.using = using
         self.id: int = row.id
@@ -184,6 +184,11 @@ class JobHandle:
     def history(self) -> bytes:
         """The errors so far, as stored."""
         return self._row.errors
+
+    @property
+    def lock_errors(self) -> int:
+        """How many attempts in a row have ended with a lock error of the database and were given back."""
+        return self._row.lock_errors
 
     @property
     def lease_lost(self) -> threading.Event:

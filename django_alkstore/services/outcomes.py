@@ -30,6 +30,8 @@ class Outcome(NamedTuple):
     """The dotted path of the exception's class; empty if there is none."""
     delay: float | None = None
     """Seconds; for RETRY `None` is the curve, for GIVE_BACK `None` leaves `run_at` as it was."""
+    lock_errors: int | None = None
+    """For GIVE_BACK: the job's lock errors in a row from now on; `None` leaves them as they were."""
     asked_for: bool = False
     """Did the handler ask for it by `Retry` or `Discard`? Then its traceback is no news."""
 
@@ -83,7 +85,7 @@ def outcome_of(error: BaseException) -> Outcome:
 def _asked_for(error: BaseException) -> Outcome:
     kind = type(error)  # `isinstance` would ask the error itself
     if issubclass(kind, Snooze):
-        return Outcome(Kind.GIVE_BACK, delay=_delay(getattr(error, "delay", None)))
+        return Outcome(Kind.GIVE_BACK, delay=_delay(getattr(error, "delay", None)), lock_errors=0)
     if issubclass(kind, Discard):
         return fail(error)._replace(asked_for=True)
     if issubclass(kind, Retry):
@@ -118,7 +120,8 @@ def apply(db: Operations, job: Claimed, outcome: Outcome, now: int, held_at: int
     if outcome.kind is Kind.ACK:
         return bool(ack_all(db, [claim], now))
     if outcome.kind is Kind.GIVE_BACK:
-        return db.give_back(claim, None if outcome.delay is None else _later(now, outcome.delay))
+        run_at = None if outcome.delay is None else _later(now, outcome.delay)
+        return db.give_back(claim, run_at, outcome.lock_errors)
     entry = failures.failure(
         job.attempt, from_us(now), failures.Described(outcome.error, outcome.traceback, outcome.exception)
     )
