@@ -147,7 +147,7 @@ def bury_unreadable(row: ClaimedJob, error: Exception, db: Operations) -> None:
     described = failures.describe(error)._replace(error=failures.describe(reason).error, traceback="")
     entry = failures.failure(row.attempts, from_us(now), described)
     if db.bury((row.id, row.fence, now), now, failures.append(row.errors, entry), entry["error"]):
-        signals.emit(signals.job_unreadable, job_id=row.id, queue=row.queue, reason=reason)
+        signals.emit(signals.job_unreadable, job_id=row.id, queue=row.queue, attempt=row.attempts, reason=reason)
 
 
 def sweep(queue: str | None = None, *, using: str | None = None) -> int:
