@@ -150,7 +150,9 @@ def _import(module: str) -> None:
             del _registered[queue]
         broken = BrokenModule(module, f"{type(error).__name__}: {error}", traceback.format_exc())
         _broken.append(broken)
-        signals.emit(signals.module_broken, module=module, error=broken.error, traceback=broken.traceback)
+        signals.emit(
+            signals.module_broken, module=module, error=broken.error, traceback=broken.traceback, exception=error
+        )
 
 
 def registrations() -> list[Registration]:

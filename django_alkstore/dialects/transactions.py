@@ -250,8 +250,8 @@ _TURN_SLICE = 0.1
 def turn(using: str, seconds: float) -> Iterator[bool]:
     """Wait at most `seconds` for this thread's turn among the writers of this process. Yields True if it got the turn.
 
-    A thread that waits here is woken as soon as the other has written; SQLite would let it sleep and try again. The turn
-    is no guarantee: without it, the database's own lock decides.
+    A thread that waits here is woken as soon as the other has written; SQLite would let it sleep and try again. The
+    turn is no guarantee: without it, the database's own lock decides.
     """
     started = clock.waiting_from()
     while True:

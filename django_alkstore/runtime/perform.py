@@ -143,6 +143,7 @@ def announce_failure(job: JobHandle, outcome: Outcome, seconds: float) -> None:
         "error": outcome.error,
         "traceback": outcome.traceback,
         "asked_for": outcome.asked_for,
+        "exception": outcome.take_exception(),
     }
     wait = wait_before_retry(job, outcome)
     if wait is None:

@@ -156,7 +156,7 @@ def bury_unreadable(row: ClaimedJob, error: Exception, db: Operations) -> bool:
 
 def announce_unreadable(row: ClaimedJob, error: Exception) -> None:
     """Announce that `bury_unreadable` has made the job dead."""
-    signals.emit(signals.job_unreadable, job_id=row.id, queue=row.queue, reason=_reason(error))
+    signals.emit(signals.job_unreadable, job_id=row.id, queue=row.queue, attempt=row.attempts, reason=_reason(error))
 
 
 def _reason(error: Exception) -> str:
