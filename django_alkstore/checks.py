@@ -36,7 +36,7 @@ def check_modules(app_configs: Sequence[AppConfig] | None, **kwargs: Any) -> lis
         Error(
             f"{broken.module} cannot be imported: {broken.error}.",
             hint=(
-                "Until it can, no worker runs the handlers in it; their jobs wait. "
+                "Until it can, a worker ends with status 2; with --tolerant it runs the handlers of the other modules. "
                 f"To see the traceback: python manage.py shell -c 'import {broken.module}'"
             ),
             id="alkstore.E003",

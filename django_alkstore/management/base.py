@@ -14,7 +14,7 @@ from django.core.exceptions import ImproperlyConfigured
 from django.core.management.base import BaseCommand, CommandError, CommandParser
 from django.db import DatabaseError, NotSupportedError, connections
 
-from django_alkstore import signals
+from django_alkstore import registry, signals
 from django_alkstore.dialects import dialect_of
 from django_alkstore.dialects.transactions import is_contention, resolve_alias
 from django_alkstore.models import Job
@@ -200,3 +200,19 @@ class WorkerCommand(RunCommand):
             metavar="SECONDS",
             help="How long running handlers may take after SIGTERM. Default: 30.",
         )
+        parser.add_argument(
+            "--tolerant",
+            action="store_true",
+            help="If an alkstore module cannot be imported, run the handlers of the others. Default: end with status 2.",
+        )
+
+    def work(self, alias: str, options: dict[str, Any]) -> str | None:
+        broken = registry.broken_modules()
+        if broken and not options["tolerant"]:
+            modules = ", ".join(one.module for one in broken)
+            raise CommandError(
+                f"cannot be imported: {modules}; the log has the traceback. "
+                "To run the handlers of the other modules all the same, add --tolerant",
+                returncode=EXIT_USAGE,
+            )
+        return super().work(alias, options)
