@@ -71,9 +71,9 @@ def delete_finished(
 ) -> dict[str, int]:
     """Delete finished jobs whatever the settings keep: how many, by state.
 
-    `queue`: only those of this queue; `outbox:NAME` names an outbox. `state`: `completed`, `dead` or `cancelled`; default all three.
-    `older_than`: those that finished at least so many seconds ago. Live jobs are never deleted. Works in short
-    transactions, as `prune`.
+    `queue`: only those of this queue; `outbox:NAME` names an outbox. `state`: `completed`, `dead` or `cancelled`;
+    default all three. `older_than`: those that finished at least so many seconds ago. Live jobs are never deleted.
+    Works in short transactions, as `prune`.
     """
     alias = resolve_alias(using)
     name = None if queue is None else queue_named(queue)

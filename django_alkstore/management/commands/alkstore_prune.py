@@ -7,13 +7,13 @@ from django.core.management.base import CommandParser
 
 from django_alkstore.ages import age, parse_age
 from django_alkstore.exceptions import InvalidName
-from django_alkstore.management.base import AlkstoreCommand
+from django_alkstore.management.base import ReportCommand
 from django_alkstore.names import queue_named
 from django_alkstore.services import delete_finished, prune, queue_stats
 from django_alkstore.services.maintenance import FINISHED_STATES, retention
 
 
-class Command(AlkstoreCommand):
+class Command(ReportCommand):
     help = (
         "Deletes finished jobs in short transactions. Without an option: those that are older than the settings keep "
         "them. With --queue, --state or --older-than: every finished job that matches all of these options."
