@@ -127,8 +127,8 @@ def _where(target: Callable[..., Any]) -> str:
 def autodiscover() -> None:
     """Import the `alkstore` module of every installed app, once in a process.
 
-    One that cannot be imported stops nothing: it is logged with its traceback, its handlers are not
-    registered, and the system check reports it.
+    A module that cannot be imported raises nothing here. It is logged with its traceback, none of its handlers is
+    registered, the system check reports it, and a worker does not start without `--tolerant`.
     """
     global _discovered  # noqa: PLW0603  a process discovers once
     with _discovering:

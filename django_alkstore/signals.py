@@ -307,11 +307,21 @@ _LISTED = 10
 
 def unhandled(due: Mapping[str, int]) -> str:
     """One sentence about jobs that wait for a handler which nobody has registered. For the log and for people."""
+    it = "it" if len(due) == 1 else "them"
+    return f"{_due(due)}, and no handler is registered for {it} in an alkstore.py of the installed apps"
+
+
+def unknown_to_workers(due: Mapping[str, int]) -> str:
+    """One sentence about jobs whose handler is registered, and on whose queue no running worker works. For people."""
+    it, has = ("it", "it has a handler") if len(due) == 1 else ("them", "they have handlers")
+    return f"{_due(due)}: {has}, but no running worker knows {it}; restart the workers, or start one for {it}"
+
+
+def _due(due: Mapping[str, int]) -> str:
     listed = [f"{count} due in {describe_queue(queue)}" for queue, count in list(due.items())[:_LISTED]]
     if len(due) > _LISTED:
         listed.append(f"{sum(list(due.values())[_LISTED:])} due in {len(due) - _LISTED} more")
-    it = "it" if len(due) == 1 else "them"
-    return f"{', '.join(listed)}, and no handler is registered for {it} in an alkstore.py of the installed apps"
+    return ", ".join(listed)
 
 
 def _jobs(job_ids: Sequence[int]) -> str:

@@ -11,6 +11,7 @@ from django_alkstore.dialects.transactions import after_commit, resolve_alias, w
 from django_alkstore.durations import Duration, seconds
 from django_alkstore.exceptions import InvalidOption, shown
 from django_alkstore.models import Job, State
+from django_alkstore.names import queue_named
 from django_alkstore.services import presence
 from django_alkstore.services.claims import sweep_once
 
@@ -71,11 +72,12 @@ def delete_finished(
 ) -> dict[str, int]:
     """Delete finished jobs whatever the settings keep: how many, by state.
 
-    `queue`: those of this queue only, by its full name. `state`: `completed`, `dead` or `cancelled`; default all three.
-    `older_than`: those that finished at least so many seconds ago. Live jobs are never deleted. Works in short
-    transactions, as `prune`.
+    `queue`: only those of this queue; `outbox:NAME` names an outbox. `state`: `completed`, `dead` or `cancelled`;
+    default all three. `older_than`: those that finished at least so many seconds ago. Live jobs are never deleted.
+    Works in short transactions, as `prune`.
     """
     alias = resolve_alias(using)
+    name = None if queue is None else queue_named(queue)
     age = seconds("older_than", older_than, zero=True)
     if state is not None and state not in FINISHED_STATES:
         raise InvalidOption(f"state must be one of {', '.join(FINISHED_STATES)}, not {shown(state)}")
@@ -83,8 +85,8 @@ def delete_finished(
     removed = {}
     for chosen in FINISHED_STATES if state is None else (state,):
         jobs = Job.objects.using(alias).filter(state=chosen, finished_at__lte=before)
-        if queue is not None:
-            jobs = jobs.filter(queue=queue)
+        if name is not None:
+            jobs = jobs.filter(queue=name)
         # Read first, without the writer lock: among many jobs of other queues, finding a batch may take long.
         ids = list(jobs.order_by("finished_at").values_list("pk", flat=True))
         removed[chosen] = sum(delete_batch(alias, batch) for batch in batches(ids, PRUNE_BATCH))
