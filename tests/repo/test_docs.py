@@ -3,6 +3,7 @@
 import ast
 import importlib
 import re
+import subprocess
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -16,7 +17,7 @@ from django_alkstore.services.options import JobOptions
 
 ROOT = Path(__file__).parent.parent.parent
 README = (ROOT / "README.md").read_text()
-PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").rglob("*.md"))]
+PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", ROOT / "SECURITY.md", *sorted((ROOT / "docs").rglob("*.md"))]
 
 
 def blocks(language: str) -> Iterator[str]:
@@ -70,7 +71,8 @@ def test_every_check_is_listed_and_no_other() -> None:
 
 
 def test_every_option_is_listed_and_no_other() -> None:
-    assert set(first_cells(section("Queues"))) == JobOptions.__required_keys__ | JobOptions.__optional_keys__
+    options = section("Queues").split("| function | returns |")[0]
+    assert set(first_cells(options)) == JobOptions.__required_keys__ | JobOptions.__optional_keys__
 
 
 def test_every_command_is_listed_and_no_other() -> None:
@@ -83,6 +85,30 @@ def test_every_public_function_is_named_in_the_readme() -> None:
     missing = [name for name in services.__all__ if name not in classes and f"{name}(" not in README]
     missing = [name for name in missing if f"`{name}`" not in README]
     assert missing == []
+
+
+def _arguments(comment: str) -> list[str]:
+    """The arguments that the comment beside a signal lists: names, up to a colon, in each part between semicolons."""
+    parts = [re.match(r"\s*([a-z_]+(?:, [a-z_]+)*)(?::|$)", part) for part in comment.split(";")]
+    return [name for part in parts if part for name in part[1].split(", ")]
+
+
+def test_every_signal_is_listed_with_its_arguments() -> None:
+    source = (ROOT / "django_alkstore" / "signals.py").read_text()
+    signals = dict(re.findall(r"^(\w+) = Signal\(\)(?:  # (.*))?$", source, re.MULTILINE))
+    page = (ROOT / "docs" / "signals.md").read_text()
+    rows = re.findall(r"^\| `(\w+)` \| (.*?) \|", page, re.MULTILINE)
+    assert len(rows) == len(dict(rows)) > 30
+    listed = {name: re.findall(r"`(\w+)`", arguments) for name, arguments in rows}
+    assert listed == {name: _arguments(comment) for name, comment in signals.items()}
+
+
+def test_make_without_a_target_lists_every_target_that_a_page_names() -> None:
+    shown = subprocess.run(["make", "--silent"], cwd=ROOT, capture_output=True, text=True, check=True).stdout
+    listed = set(re.findall(r"^make ([a-z-]+)", shown, re.MULTILINE))
+    named = {name for page in PAGES for name in re.findall(r"(?:`|\$ )make ([a-z][a-z-]*)", page.read_text())}
+    assert {"demo", "test", "check", "bench"} <= named
+    assert named <= listed
 
 
 def test_the_lifecycle_names_every_state_and_only_fields_that_there_are() -> None:
