@@ -44,6 +44,12 @@ def test_every_python_example_is_python_and_imports_what_there_is(code: str) -> 
                 assert hasattr(module, name.name), f"{node.module} has no {name.name}"
 
 
+@pytest.mark.django_db
+def test_the_example_of_an_isolated_registry_runs() -> None:
+    (example,) = [code for code in blocks("python") if "with isolated_registry():" in code]
+    exec(example, {})  # it asserts by itself
+
+
 def test_every_setting_is_listed_and_no_other() -> None:
     assert sorted(first_cells(section("Settings"))) == sorted(conf._READERS)
 
