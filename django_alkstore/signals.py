@@ -27,7 +27,10 @@ worker_started = Signal()  # database, queues, concurrency, pid, worker_id
 crash_detection_off = Signal()  # reason
 worker_stopping = Signal()  # reason, running
 worker_stopped = Signal()  # completed, failed
-worker_gave_back = Signal()  # job_ids, reason
+worker_gives_back = Signal()  # job_ids, reason
+worker_broke = Signal()  # error: the worker met an unexpected error, and ends
+cut_off_failed = Signal()  # job, error: its transaction stays open for now
+job_mishandled = Signal()  # job, error: of the worker itself; the attempt fails
 worker_exhausted = Signal()  # job_ids
 job_started = Signal()  # job
 job_completed = Signal()  # job, seconds
@@ -134,6 +137,15 @@ def _is_only_handler(handler: FastHandler) -> bool:
     return not (logger.propagate and logging.root.handlers)
 
 
+@contextmanager
+def shown_if_it_fails() -> Iterator[None]:
+    """Show an error of the block on standard error, and let it go no further."""
+    try:
+        yield
+    except BaseException:  # noqa: BLE001  it is an error of foreign code
+        _show_exception()
+
+
 def _show_exception() -> None:
     # Standard error may be closed (`ValueError`), missing (`AttributeError`) or full: nothing is left to tell it to.
     with suppress(OSError, ValueError, AttributeError):
@@ -222,6 +234,10 @@ def _behind(traceback: str) -> str:
     return f"\n{traceback.rstrip()}" if traceback else ""
 
 
+def _traceback_of(error: BaseException) -> str:
+    return "".join(traceback.format_exception(error))
+
+
 def _log(event: Signal, level: int, say: Callable[..., str]) -> None:
     """Write each `event` at `level` in the words that `say` makes of its data."""
     _words[event] = (level, say)
@@ -274,9 +290,20 @@ _log(
     lambda completed, failed: f"worker stopped: {completed} completed, {failed} failed attempts",
 )
 _log(
-    worker_gave_back,
+    worker_gives_back,
     logging.INFO,
-    lambda job_ids, reason: f"gave back {_jobs(job_ids)} ({reason})",
+    lambda job_ids, reason: f"gives back {_jobs(job_ids)} ({reason})",
+)
+_log(
+    worker_broke,
+    logging.ERROR,
+    lambda error: f"the worker met an unexpected error and ends{_behind(_traceback_of(error))}",
+)
+_log(cut_off_failed, logging.ERROR, lambda job, error: f"the transaction of {_job(job)} cannot be rolled back: {error}")
+_log(
+    job_mishandled,
+    logging.ERROR,
+    lambda job, error: f"the worker itself failed at {_job(job)}{_behind(_traceback_of(error))}",
 )
 _log(
     worker_exhausted,

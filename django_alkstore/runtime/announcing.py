@@ -4,7 +4,7 @@ from django_alkstore import signals
 from django_alkstore.runtime.jobs import Result, Run
 from django_alkstore.runtime.perform import announce_failure
 from django_alkstore.runtime.writing import Written
-from django_alkstore.services.outcomes import Kind
+from django_alkstore.services.outcomes import RELEASE, Kind
 
 
 def announce(written: Written) -> None:
@@ -23,6 +23,18 @@ def announce(written: Written) -> None:
             signals.emit(signals.job_snoozed, job=job, delay=outcome.delay)
     for swept in written.swept:
         swept.announce()
+
+
+def announce_given_back(written: Written, *, stopping: bool) -> None:
+    """Announce the jobs that were given back because no thread has started them."""
+    ids = [
+        result.run.job.id
+        for result, took_effect in written.results
+        if took_effect and result.outcome is RELEASE and result.run.started_at is None
+    ]
+    if ids:
+        reason = "stopping" if stopping else "no thread became free"
+        signals.emit(signals.worker_gives_back, job_ids=ids, reason=reason)
 
 
 def _announce_refused(result: Result) -> None:

@@ -19,17 +19,10 @@ class EventsThread(threading.Thread):
 
     def run(self) -> None:
         while (send := self._queue.get()) is not None:
-            send()
-            if self._queue.empty():
-                self._close_connections()
-
-    @staticmethod
-    def _close_connections() -> None:
-        """Close those that receivers have opened, and perhaps spoilt."""
-        try:
-            connections.close_all()
-        except Exception:  # noqa: BLE001  whatever it is, the next event is sent
-            signals.logger.exception("a connection that a receiver has opened cannot be closed")
+            with signals.shown_if_it_fails():
+                send()
+                if self._queue.empty():
+                    connections.close_all()  # those that receivers have opened
 
     def post(self, send: Callable[[], object]) -> None:
         """Let this thread call `send`, which sends an event."""

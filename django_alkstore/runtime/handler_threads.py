@@ -66,7 +66,7 @@ class HandlerThread(threading.Thread):
             ending = self._run_handler(run, host)
         except BaseException as error:  # noqa: BLE001
             # An error of the worker itself. Fail the attempt, so that the job does not stay leased.
-            signals.logger.exception("the worker failed around job %s", run.job.id)
+            signals.emit(signals.job_mishandled, job=run.job, error=error)
             ending = Ending(retry(error), clock.monotonic() - started)
         if not self._state.finish(self, run, ending):
             return

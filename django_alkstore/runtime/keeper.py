@@ -16,7 +16,7 @@ from django_alkstore import clock, signals
 from django_alkstore.dialects.base import DatabaseReplaced
 from django_alkstore.dialects.liveness import Liveness
 from django_alkstore.dialects.watch import Bell
-from django_alkstore.runtime.announcing import announce, announce_loss
+from django_alkstore.runtime.announcing import announce, announce_given_back, announce_loss
 from django_alkstore.runtime.jobs import LOOK_FOR_LOSS, Result, Run
 from django_alkstore.runtime.shared_state import SharedState
 from django_alkstore.runtime.writing import BETWEEN_SLICES, Writer
@@ -92,9 +92,6 @@ class Keeper:
             except DatabaseError as error:
                 self._writer.trouble.note(error)
                 return
-        if withdrawn:
-            reason = "stopping" if self._state.is_stopping else "no thread became free"
-            signals.emit(signals.worker_gave_back, job_ids=[result.run.job.id for result in withdrawn], reason=reason)
 
     def _is_due(self, now: float) -> bool:
         """True if the database is to be asked for anything but results."""
@@ -126,6 +123,7 @@ class Keeper:
             self._state.note_written(len(results), written.completed, written.failed)
             self._state.note_renewals(written.renewals, began_at)
             announce(written)
+            announce_given_back(written, stopping=self._state.is_stopping)
         if upkeep_is_due:
             with self._writer.writing():
                 self._upkeep.step(planned_at)
@@ -166,7 +164,7 @@ class Keeper:
                 try:
                     cutter.start()
                 except RuntimeError as error:  # the process may start no more threads; it is tried again
-                    signals.logger.error("cannot cut off job %s: %s", run.job.id, error)
+                    signals.emit(signals.cut_off_failed, job=run.job, error=error)
                 else:
                     self._cutters[run] = cutter
 
@@ -188,30 +186,38 @@ class Keeper:
             elif self._liveness.take_events():
                 self._recovery.note_event()
 
-    def write_at_the_end(self, results: list[Result], deadline: float) -> None:
-        """Write results at the end of the worker."""
-        if results:
-            written = self._write_until(deadline, "writing the last results", lambda: self._writer.write(results, []))
-            if written is not None:
-                self._state.note_written(len(results), written.completed, written.failed)
-                announce(written)
+    def write_at_the_end(self, results: list[Result], deadline: float) -> bool:
+        """Write results at the end of the worker. False if that failed."""
+        if not results:
+            return True
+        written = self._write_until(deadline, "writing the last results", lambda: self._writer.write(results, []))
+        if written is None:
+            return False
+        self._state.note_written(len(results), written.completed, written.failed)
+        announce(written)
+        return True
 
-    def end(self, deadline: float) -> None:
-        """Take back the sign of life."""
-        self._write_until(deadline, "taking back the sign of life", self._upkeep.end)
+    def end(self, deadline: float) -> bool:
+        """Take back the sign of life. False if that failed."""
+
+        def take_back() -> bool:
+            with self._writer.writing():
+                self._upkeep.end()
+            return True
+
+        return self._write_until(deadline, "taking back the sign of life", take_back) is not None
 
     def _write_until(self, deadline: float, doing: str, write: Callable[[], T]) -> T | None:
         """Write, however long another process has the writer lock, until `deadline`. None if it cannot be written."""
         while True:
-            try:
-                with self._writer.turn():
-                    self._writer.limit_wait()
+            with self._writer.turn():
+                try:
                     return write()
-            except DatabaseError as error:
-                if clock.waiting_from() >= deadline or not self._writer.is_contention(error):
-                    # Leases and signs lapse by themselves. No thread is left here that could try again.
-                    signals.emit(signals.database_trouble, doing=doing, error=error, pause=0.0)
-                    return None
+                except DatabaseError as error:
+                    if clock.waiting_from() >= deadline or not self._writer.is_contention(error):
+                        # Leases and signs lapse by themselves. No thread is left here that could try again.
+                        signals.emit(signals.database_trouble, doing=doing, error=error, pause=0.0, reason=None)
+                        return None
             _sleep(BETWEEN_SLICES)
 
     def close(self) -> None:

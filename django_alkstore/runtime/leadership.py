@@ -10,7 +10,7 @@ from django_alkstore import clock
 from django_alkstore.dialects.base import DatabaseReplaced
 from django_alkstore.dialects.watch import Watch
 from django_alkstore.registry import Registration
-from django_alkstore.runtime.announcing import announce
+from django_alkstore.runtime.announcing import announce, announce_given_back
 from django_alkstore.runtime.claim_times import ClaimTimes
 from django_alkstore.runtime.jobs import Plan, Run, Runner, renewal_after
 from django_alkstore.runtime.shared_state import SharedState
@@ -60,6 +60,7 @@ class Leadership:
             return True
         try:
             announce(written)
+            announce_given_back(written, stopping=self._state.is_stopping)
         finally:
             self._state.end_announcing()
         if written.unreadable:

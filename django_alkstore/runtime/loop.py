@@ -2,12 +2,13 @@
 
 import os
 import signal
+import sys
 import threading
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import closing, contextmanager, suppress
 from queue import Empty, SimpleQueue
 from types import FrameType
-from typing import NoReturn
+from typing import Any, NoReturn
 
 from django.core.exceptions import ImproperlyConfigured
 from django.db import DatabaseError, connections
@@ -19,13 +20,11 @@ from django_alkstore.dialects.watch import Bell
 from django_alkstore.models import Job
 from django_alkstore.registry import Registration
 from django_alkstore.runtime.scheduler import schedule_until
-from django_alkstore.runtime.worker import Worker
+from django_alkstore.runtime.worker import SAME_SIGNAL, Worker
 from django_alkstore.services.waiting import StopEvent
 
 EXIT_SCHEDULER_BROKE = 1
 EXIT_CUT_OFF = 1
-SAME_STOP = 1.0
-"""Seconds after a stop signal in which further ones are ignored: a terminal and a process manager may each send one."""
 
 
 class NotRegistered(ImproperlyConfigured):
@@ -43,11 +42,29 @@ def stopped_by_signals(stop: Callable[[str], None]) -> Iterator[None]:
         stop(signal.Signals(number).name)
 
     before = {number: signal.signal(number, receive) for number in (signal.SIGTERM, signal.SIGINT)}
+    _handlers_before.update(before)
     try:
         yield
     finally:
+        _handlers_before.clear()
         for number, handler in before.items():
             signal.signal(number, handler)
+
+
+_handlers_before: dict[signal.Signals, Any] = {}
+"""The signal handlers to which a forked child goes back."""
+
+
+def _restore_in_child() -> None:
+    """A child that a handler forks is no worker: a signal ends it, and rings no bell of its parent."""
+    if _handlers_before:
+        signal.set_wakeup_fd(-1)
+        for number, handler in _handlers_before.items():
+            signal.signal(number, handler)
+
+
+if sys.platform != "win32":
+    os.register_at_fork(after_in_child=_restore_in_child)
 
 
 def refuse_in_memory(alias: str) -> None:
@@ -130,7 +147,12 @@ def run_everything(alias: str, concurrency: int, grace: float) -> int:
     if not registry.registrations():
         signals.emit(signals.nothing_registered)
     _warn_of_unhandled(alias)
-    worker = Worker(alias, registry.registrations(), concurrency=concurrency, grace=grace)
+
+    def end_process(code: int) -> None:
+        """Handlers keep threads: nothing can be waited for, so the scheduler's code counts as it is."""
+        os._exit(code or (0 if scheduler.is_alive() else scheduler.code))
+
+    worker = Worker(alias, registry.registrations(), concurrency=concurrency, grace=grace, end_process=end_process)
     news = _News()
 
     def at_end() -> None:
@@ -186,7 +208,7 @@ def _see_end(scheduler: "_SchedulerThread", news: _News) -> int:
         if stopped_at is None:
             stopped_at = moment
             scheduler.stop()
-        elif moment - stopped_at >= SAME_STOP:
+        elif moment - stopped_at >= SAME_SIGNAL:
             _cut_off()
     scheduler.join()
     return scheduler.code

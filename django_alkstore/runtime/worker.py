@@ -40,6 +40,8 @@ LAST_WRITES = 5.0
 """Seconds of waiting for the writer lock at a hard end."""
 LAST_EVENTS = 2.0
 """Seconds of waiting for receivers and log handlers at a hard end."""
+LAST_WORDS = 0.5
+"""Seconds of waiting for the log to say that jobs could not be given back."""
 THREADS_END = 1.0
 """Seconds that idle threads may take to end."""
 
@@ -112,8 +114,8 @@ class Worker:
                     thread.start()
                 with self._bell.rung_by_signals():
                     code = self._work()
-            except BaseException:
-                signals.logger.exception("the worker broke, and the process ends for it")
+            except BaseException as error:
+                signals.emit(signals.worker_broke, error=error)
                 self.at_stop(THREADS_END)
                 self._give_back("the worker broke")
                 if not self._let_threads_end():
@@ -125,6 +127,7 @@ class Worker:
             if code in (EXIT_OK, EXIT_REPLACED):
                 self._announce_end()
                 if not self._let_threads_end():
+                    self.at_stop(THREADS_END)
                     self._end_process(code)
         self._close()
         return code
@@ -200,11 +203,12 @@ class Worker:
         with self._writer.turn():  # no claim is being made
             held = self._state.withdraw_all(clock.monotonic())
         if held:
-            signals.emit(signals.worker_gave_back, job_ids=[result.run.job.id for result in held], reason=reason)
-        self._keeper.end(deadline)
+            signals.emit(signals.worker_gives_back, job_ids=[result.run.job.id for result in held], reason=reason)
         self._announce_end()
         self._keeper.cut_off(running)  # those that have opened a transaction since
-        self._keeper.write_at_the_end([*self._state.take_results(), *held], deadline)
+        given_back = self._keeper.write_at_the_end([*self._state.take_results(), *held], deadline)
+        if not (given_back and self._keeper.end(deadline)):
+            self._events.flush(LAST_WORDS)
 
     def _announce_end(self) -> None:
         completed, failed = self._state.counts()

@@ -31,7 +31,7 @@ SLICE = 0.1
 """Seconds that one transaction waits for the writer lock. Between two slices the worker has time for other duties."""
 BETWEEN_SLICES = 0.025
 """Seconds between two slices."""
-_SUSPICIOUS = (failures.WORKER_DIED.encode(), failures.LEASE_EXPIRED.encode())
+_SUSPICIOUS = (failures.WORKER_DIED, failures.LEASE_EXPIRED)
 
 
 @dataclass(slots=True)
@@ -115,10 +115,15 @@ class Writer:
 
     @contextmanager
     def turn(self) -> Iterator[None]:
-        """Use the connection, alone. A fork waits for the end. The events thread sends the events of the block."""
-        with signals.passed_to(self._post), self._turn:
-            yield
-            self.connection.queries_log.clear()
+        """Use the connection, alone. A fork waits for the end. After it, the events thread sends the block's events."""
+        kept: list[Callable[[], None]] = []
+        try:
+            with signals.passed_to(kept.append), self._turn:
+                yield
+                self.connection.queries_log.clear()
+        finally:
+            for send in kept:
+                self._post(send)
 
     def write(
         self,
@@ -208,10 +213,10 @@ class Writer:
                     written.emptied.append(queue)
             if not rows:
                 continue
-            if quick:
-                written.alone[queue] = _starts_alone(rows[0])
-                rows = _kept(rows, db)
             claimed, unreadable = handles_of(self.alias, rows)
+            if quick and claimed:
+                written.alone[queue] = _starts_alone(claimed[0])
+                claimed = _kept(claimed, db)
             written.claimed += claimed
             written.unreadable += unreadable
             free -= 1 if quick else len(claimed)
@@ -225,24 +230,22 @@ class Writer:
             write_on(self.connection, partial(bury_unreadable, row, error))
 
 
-def _kept(rows: list[ClaimedJob], db: Operations) -> list[ClaimedJob]:
+def _kept(claimed: list[JobHandle], db: Operations) -> list[JobHandle]:
     """The jobs of a batch that may be held. The others are given back in the same transaction, with their attempts.
 
     The first job starts at once. Another is only kept if it loses little by a crash that a job before it causes: it has
     a further attempt, and neither it nor the first job is suspected of having caused a crash.
     """
-    if len(rows) == 1:
-        return rows
-    first_alone = _starts_alone(rows[0])
-    kept = [row for place, row in enumerate(rows) if not place or not (first_alone or _starts_alone(row))]
-    for row in rows:
-        if row not in kept:
-            db.give_back((row.id, row.fence, UNTAKEN), None)
-    return kept
+    first, *others = claimed
+    kept = [] if _starts_alone(first) else [job for job in others if not _starts_alone(job)]
+    for job in others:
+        if job not in kept:
+            db.give_back((job.id, job.fence, UNTAKEN), None)
+    return [first, *kept]
 
 
-def _starts_alone(row: ClaimedJob) -> bool:
-    return row.attempts >= row.max_attempts or row.last_error in _SUSPICIOUS
+def _starts_alone(job: JobHandle) -> bool:
+    return job.attempt >= job.max_attempts or job.last_error in _SUSPICIOUS
 
 
 def _held_at(run: Run, now: int) -> int:

@@ -154,7 +154,7 @@ def test_a_slow_job_of_a_batch_holds_no_other_up_while_a_thread_is_free(
     others = [job_id for job_id in ids if job_id != ids[place]]
     wait_for_state("completed", *others)
     assert state(ids[place]) == "processing"
-    assert "gave back" not in worker.output
+    assert "gives back" not in worker.output
     end.touch()
     wait_for_state("completed", *ids)
     assert set(Job.objects.values_list("attempts", flat=True)) == {1}

@@ -203,7 +203,7 @@ def block(**data):
 
 class BlocksAtTheEnd(logging.Handler):
     def emit(self, record):
-        if record.getMessage().startswith("gave back"):
+        if record.getMessage().startswith("gives back"):
             threading.Event().wait()
 
 if sys.argv[1] == "receiver raises":
