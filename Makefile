@@ -1,9 +1,13 @@
-# make demo    a small shop at work, end to end; SERVE=1 keeps it up afterwards
-# make test    the suite
-# make torture all processes killed, frozen and shut out for MINUTES, then the account; SEED repeats a run,
-#              JOURNAL and MODE choose the journal and the transaction mode
-# make check   everything that CI asks; MODES= leaves out the pairs of modes
-# make bench   what it costs, against plain sqlite3; CASES="enqueue wake" RUNS=5 PEERS=1 SCALE=0.1 JSON=file
+# make demo        a small shop at work, end to end; SERVE=1 keeps it up afterwards
+# make test        the suite
+# make check       everything that CI asks; MODES= leaves out the pairs of modes
+# make static      format, lint, types, migrations and import layers
+# make test-modes  the contract's tests in pairs of a journal and a transaction mode
+# make torture     all processes killed, frozen and shut out for MINUTES, then the account; SEED repeats a run,
+#                  JOURNAL and MODE choose the journal and the transaction mode
+# make bench       what it costs, against plain sqlite3; CASES="enqueue wake" RUNS=5 PEERS=1 SCALE=0.1 JSON=file
+# make venv        the virtual environment alone; VENV=.venv PYTHON=python3
+# make help        this list
 
 PYTHON ?= python3
 VENV ?= .venv
@@ -25,8 +29,12 @@ PYTEST = $(BIN)/python -m pytest -n 2
 # What an installation depends on: a change to it installs again.
 PACKAGE = pyproject.toml django_alkstore/__init__.py
 
-.PHONY: demo test torture bench check static suite test-modes venv
+.PHONY: help demo test torture bench check static suite test-modes venv
 .DELETE_ON_ERROR:
+
+# The first target: `make` alone does the same. It prints the comment at the top of this file.
+help:
+	@sed -n 's/^# //p; s/^#//p; /^$$/q' $(firstword $(MAKEFILE_LIST))
 
 demo: $(VENV)/.package
 	@$(BIN)/python -m testproject.demo $(if $(filter-out 0 no,$(SERVE)),--serve)

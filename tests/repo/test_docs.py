@@ -3,6 +3,7 @@
 import ast
 import importlib
 import re
+import subprocess
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -16,7 +17,7 @@ from django_alkstore.services.options import JobOptions
 
 ROOT = Path(__file__).parent.parent.parent
 README = (ROOT / "README.md").read_text()
-PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").rglob("*.md"))]
+PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", ROOT / "SECURITY.md", *sorted((ROOT / "docs").rglob("*.md"))]
 
 
 def blocks(language: str) -> Iterator[str]:
@@ -41,6 +42,12 @@ def test_every_python_example_is_python_and_imports_what_there_is(code: str) -> 
             module = importlib.import_module(node.module or "")
             for name in node.names:
                 assert hasattr(module, name.name), f"{node.module} has no {name.name}"
+
+
+@pytest.mark.django_db
+def test_the_example_of_an_isolated_registry_runs() -> None:
+    (example,) = [code for code in blocks("python") if "with isolated_registry():" in code]
+    exec(example, {})  # it asserts by itself
 
 
 def test_every_setting_is_listed_and_no_other() -> None:
@@ -70,7 +77,8 @@ def test_every_check_is_listed_and_no_other() -> None:
 
 
 def test_every_option_is_listed_and_no_other() -> None:
-    assert set(first_cells(section("Queues"))) == JobOptions.__required_keys__ | JobOptions.__optional_keys__
+    options = section("Queues").split("| function | returns |")[0]
+    assert set(first_cells(options)) == JobOptions.__required_keys__ | JobOptions.__optional_keys__
 
 
 def test_every_command_is_listed_and_no_other() -> None:
@@ -85,6 +93,30 @@ def test_every_public_function_is_named_in_the_readme() -> None:
     assert missing == []
 
 
+def _arguments(comment: str) -> list[str]:
+    """The arguments that the comment beside a signal lists: names, up to a colon, in each part between semicolons."""
+    parts = [re.match(r"\s*([a-z_]+(?:, [a-z_]+)*)(?::|$)", part) for part in comment.split(";")]
+    return [name for part in parts if part for name in part[1].split(", ")]
+
+
+def test_every_signal_is_listed_with_its_arguments() -> None:
+    source = (ROOT / "django_alkstore" / "signals.py").read_text()
+    signals = dict(re.findall(r"^(\w+) = Signal\(\)(?:  # (.*))?$", source, re.MULTILINE))
+    page = (ROOT / "docs" / "signals.md").read_text()
+    rows = re.findall(r"^\| `(\w+)` \| (.*?) \|", page, re.MULTILINE)
+    assert len(rows) == len(dict(rows)) > 30
+    listed = {name: re.findall(r"`(\w+)`", arguments) for name, arguments in rows}
+    assert listed == {name: _arguments(comment) for name, comment in signals.items()}
+
+
+def test_make_without_a_target_lists_every_target_that_a_page_names() -> None:
+    shown = subprocess.run(["make", "--silent"], cwd=ROOT, capture_output=True, text=True, check=True).stdout
+    listed = set(re.findall(r"^make ([a-z-]+)", shown, re.MULTILINE))
+    named = {name for page in PAGES for name in re.findall(r"(?:`|\$ )make ([a-z][a-z-]*)", page.read_text())}
+    assert {"demo", "test", "check", "bench"} <= named
+    assert named <= listed
+
+
 def test_the_lifecycle_names_every_state_and_only_fields_that_there_are() -> None:
     page = (ROOT / "docs" / "lifecycle.md").read_text()
     assert all(f"`{state.value}`" in page for state in State)
@@ -93,13 +125,22 @@ def test_the_lifecycle_names_every_state_and_only_fields_that_there_are() -> Non
 
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
+def test_every_test_that_a_page_names_exists(page: Path) -> None:
+    for file, name in re.findall(r"`(tests/[\w/]+\.py)(?:::(\w+))?`", page.read_text()):
+        source = (ROOT / file).read_text()
+        assert not name or f"def {name}(" in source, name
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
 def test_every_link_leads_somewhere(page: Path) -> None:
-    text = page.read_text()
-    anchors = {
-        re.sub(r"[^a-z0-9 -]", "", line.lower()).replace(" ", "-") for line in re.findall(r"^#+ (.*)$", text, re.M)
-    }
-    for target in re.findall(r"\]\(([^)]+)\)", text):
-        if target.startswith("#"):
-            assert target[1:] in anchors, target
-        elif not target.startswith("http"):
-            assert (page.parent / target).exists(), target
+    for target in re.findall(r"\]\(([^)]+)\)", page.read_text()):
+        if not target.startswith("http"):
+            file, _, anchor = target.partition("#")
+            linked = page.parent / file if file else page
+            assert linked.exists(), target
+            assert not anchor or anchor in anchors(linked), target
+
+
+def anchors(page: Path) -> set[str]:
+    headings = re.findall(r"^#+ (.*)$", page.read_text(), re.MULTILINE)
+    return {re.sub(r"[^a-z0-9 -]", "", heading.lower()).replace(" ", "-") for heading in headings}
