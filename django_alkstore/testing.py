@@ -14,10 +14,10 @@ from django_alkstore.clock import ManualClock
 from django_alkstore.dialects.transactions import is_open, resolve_alias
 from django_alkstore.exceptions import InvalidOption
 from django_alkstore.registry import Registration
-from django_alkstore.runtime.perform import Ending, announce_failure, perform
+from django_alkstore.runtime.announcing import announce_outcome, announce_settled
+from django_alkstore.runtime.perform import Ending, perform
 from django_alkstore.services import JobHandle
 from django_alkstore.services.claims import claim_due
-from django_alkstore.services.outcomes import Kind
 
 __all__ = ["ManualClock", "frozen_clock", "isolated_registry", "run_pending"]
 
@@ -30,7 +30,7 @@ isolated_registry = registry.isolated
 def run_pending(*names: str, using: str | None = None, limit: int = 1_000) -> list[JobHandle]:
     """Run what is due now in the named queues and outboxes (default: all that are registered).
 
-    Returns the jobs that were run, in order. `get_job` tells what became of each; why one failed is logged, too.
+    Returns the jobs that were run, in order. `get_job` tells what became of each, and a worker's events are sent.
     A job that asks to be run again at once is; more than `limit` runs raise `AssertionError`: something never ends.
     """
     alias = resolve_alias(using)
@@ -54,8 +54,10 @@ def _run_all(alias: str, registration: Registration, limit: int) -> Iterator[Job
         job = claimed[0]
         ending = _perform_in_place(alias, registration, job)
         outcome = ending.outcome
-        if outcome is not None and job.settle(outcome) and outcome.kind in (Kind.RETRY, Kind.FAIL):
-            announce_failure(job, outcome, ending.seconds)
+        if job.settled:
+            announce_settled(job, ending.seconds, outcome)
+        elif outcome is not None and job.settle(outcome):
+            announce_outcome(job, outcome, ending.seconds)
         yield job
 
 

@@ -5,23 +5,16 @@ from django_alkstore.runtime.jobs import Result, Run
 from django_alkstore.runtime.perform import announce_failure
 from django_alkstore.runtime.writing import Written
 from django_alkstore.services import JobHandle
-from django_alkstore.services.outcomes import RELEASE, Kind
+from django_alkstore.services.outcomes import ACK, RELEASE, Kind, Outcome
 
 
 def announce(written: Written) -> None:
     """Announce the results and the swept jobs."""
     for result, took_effect in written.results:
-        job, outcome = result.run.job, result.outcome
-        if not took_effect:
+        if took_effect:
+            announce_outcome(result.run.job, result.outcome, result.seconds)
+        else:
             _announce_refused(result)
-        elif outcome.kind is Kind.ACK:
-            signals.emit(signals.job_completed, job=job, seconds=result.seconds)
-        elif outcome.kind is not Kind.GIVE_BACK:
-            announce_failure(job, outcome, result.seconds)
-        elif outcome.error:
-            signals.emit(signals.job_locked_out, job=job, error=outcome.error, delay=outcome.delay)
-        elif outcome.delay is not None:
-            signals.emit(signals.job_snoozed, job=job, delay=outcome.delay)
     for swept in written.swept:
         swept.announce()
 
@@ -38,28 +31,42 @@ def announce_given_back(written: Written, *, stopping: bool) -> None:
         signals.emit(signals.worker_gives_back, job_ids=ids, reason=reason)
 
 
-def announce_settled(job: JobHandle, seconds: float) -> None:
-    """Announce a job that its handler, or the handler's transaction, has settled."""
-    outcome = job.settled_by
-    if outcome is not None and outcome.is_failure:
+def announce_outcome(job: JobHandle, outcome: Outcome, seconds: float) -> None:
+    """Announce the outcome of an attempt, once it is on the job's row."""
+    if outcome.kind is Kind.ACK:
+        signals.emit(signals.job_completed, job=job, seconds=seconds)
+    elif outcome.is_failure:
         announce_failure(job, outcome, seconds)
-    elif outcome is not None and outcome.kind is Kind.GIVE_BACK:
+    elif outcome.error:
+        signals.emit(signals.job_locked_out, job=job, error=outcome.error, delay=outcome.delay)
+    elif outcome.delay is not None:
+        signals.emit(signals.job_snoozed, job=job, delay=outcome.delay)
+
+
+def announce_settled(job: JobHandle, seconds: float, late: Outcome | None = None) -> None:
+    """Announce a job that its handler, or the handler's transaction, has settled.
+
+    `late`: the outcome by which the handler ended after that, if it raised.
+    """
+    outcome = job.settled_by or ACK  # without one, an atomic handler has returned, and has deleted the job's row
+    if outcome.kind is Kind.GIVE_BACK:
         signals.emit(signals.job_settled, job=job, seconds=seconds)
     else:
-        signals.emit(signals.job_completed, job=job, seconds=seconds)
+        announce_outcome(job, outcome, seconds)
+    if late is not None:
+        signals.emit(
+            signals.job_raised_late,
+            job=job,
+            error=late.error,
+            traceback=late.traceback,
+            exception=late.take_exception(),
+        )
 
 
 def _announce_refused(result: Result) -> None:
     job, outcome = result.run.job, result.outcome
     if job.settled or job.settling:  # a callback after its commit may have kept the handle from knowing
-        announce_settled(job, result.seconds)
-        signals.emit(
-            signals.job_raised_late,
-            job=job,
-            error=outcome.error,
-            traceback=outcome.traceback,
-            exception=outcome.take_exception(),
-        )
+        announce_settled(job, result.seconds, outcome)
     elif not result.run.lost or outcome.traceback:  # a loss that is known was announced before
         what = outcome.kind.name.lower().replace("_", " ")
         announce_loss(result.run, what, outcome.traceback, outcome.take_exception())

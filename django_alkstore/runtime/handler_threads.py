@@ -70,6 +70,8 @@ class HandlerThread(threading.Thread):
             signals.emit(signals.job_mishandled, job=run.job, error=error)
             ending = Ending(retry(error), clock.monotonic() - started)
         if not self._state.finish(self, run, ending):
+            if ending.outcome is not None:
+                ending.outcome.take_exception()  # nobody announces it
             return
         if ending.outcome is None:
             try:

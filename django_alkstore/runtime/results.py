@@ -2,6 +2,7 @@
 
 from django_alkstore.runtime.jobs import LONGEST_UNWRITTEN, Result
 from django_alkstore.services import JobHandle
+from django_alkstore.services.outcomes import ACK, Kind
 
 
 class Results:
@@ -42,10 +43,9 @@ class Results:
 
     def count(self, job: JobHandle) -> None:
         """The handler has settled the job itself: as what it is counted."""
-        if job.settled_by is not None and job.settled_by.is_failure:
-            self.failed += 1
-        else:
-            self.completed += 1
+        outcome = job.settled_by or ACK
+        self.completed += outcome.kind is Kind.ACK
+        self.failed += outcome.is_failure
 
     def begin_announcing(self) -> None:
         self._being_announced += 1

@@ -27,8 +27,9 @@ from django_alkstore.runtime.perform import announce_failure, perform
 from django_alkstore.runtime.writing import Written
 from django_alkstore.services import JobHandle, claim_batch, enqueue
 from django_alkstore.services.outcomes import TIME_LIMIT, Outcome, outcome_of
+from django_alkstore.testing import run_pending
 from tests.ledger.tools import wait_for_state
-from tests.processes import PATIENCE, Process
+from tests.processes import PATIENCE, Process, wait_until
 from tests.runtime.test_hostile import RAISED
 
 pytestmark = pytest.mark.django_db(transaction=True)
@@ -102,7 +103,7 @@ def test_failed_attempts_of_a_worker_have_one_template_and_the_exception_itself(
         assert (record["queue"], record["task"]) == ("fail", None)
         assert (record["kind"], record["own"], record["function"]) == ("ValueError", True, "fail")
         assert record["arguments"] > 0
-        assert str(record["job_id"]) not in record["template"]
+        assert f"job {record['job_id']} " not in record["template"]
         assert record["text"].count("Traceback (most recent call last)") == 1
 
 
@@ -141,8 +142,9 @@ def test_other_failures_have_template_and_attributes_too(records: list[logging.L
     for record in (unreadable, *records):
         assert isinstance(record.args, tuple)
         assert vars(record)["attempt"] == 1
-        assert str(vars(record)["job_id"]) in record.getMessage()
-        assert str(vars(record)["job_id"]) not in record.msg
+        named = f"job {vars(record)['job_id']} "
+        assert named in record.getMessage()
+        assert named not in record.msg
     assert logging.Formatter().format(records[-1]).endswith("e\nTraceback: e")
 
 
@@ -210,12 +212,12 @@ def test_the_events_thread_keeps_no_exception(records: list[logging.LogRecord]) 
     thread.start()
     with thread.sends_for_this_thread():
         announce_failure(job, outcome, 1.0)
-    thread.flush(PATIENCE)
+    wait_until(lambda: bool(records), "the record is made")
     kinds = [record.exc_info and record.exc_info[0] for record in records]
     records.clear()
     assert kinds == [Boom]
-    assert thread.is_alive()
-    assert refs[1]() is None
+    # No other event follows.
+    wait_until(lambda: refs[1]() is None, "the exception is gone")
     thread.finish(PATIENCE)
 
 
@@ -385,6 +387,35 @@ def test_a_job_that_its_handler_retries_without_an_attempt_left_is_announced_as_
     assert job.retry("by itself")
     announce_settled(job, 1.0)
     assert sent == ["job_died"]
+
+
+@pytest.mark.parametrize("atomic", [False, True])
+@pytest.mark.parametrize("way", WAYS)
+def test_run_pending_sends_a_worker_s_events(sent: list[str], way: str, atomic: bool) -> None:
+    settle, event, _ = WAYS[way]
+    ran: list[int] = []
+
+    @handler("settled", atomic=atomic)
+    def run(job: JobHandle) -> None:
+        ran.append(job.id)
+        if len(ran) == 1:
+            settle(job)
+
+    enqueue("settled", None)
+    run_pending()
+    # A job that was given back is run again, and then returns.
+    assert sent == ([event, "job_completed"] if way == "release" else [event])
+
+
+def test_in_run_pending_too_an_error_after_the_job_was_settled_is_announced(sent: list[str]) -> None:
+    @handler("settled")
+    def run(job: JobHandle) -> None:
+        job.ack()
+        raise ValueError("after that")
+
+    enqueue("settled", None)
+    run_pending()
+    assert sent == ["job_completed", "job_raised_late"]
 
 
 def test_an_atomic_handler_that_returns_has_completed_its_job(sent: list[str]) -> None:

@@ -249,4 +249,4 @@ def test_f120_with_django_s_own_database_in_memory_jobs_run_in_place(start: Call
         ALKSTORE_TEST_VARIANT='{"IN_MEMORY": true}',
     )
     assert process.wait() == 0, process.output
-    process.wait_for("... ok", 3)
+    process.wait_for("Ran 3 tests")
