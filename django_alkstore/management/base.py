@@ -7,7 +7,8 @@ import math
 import os
 import sys
 import time
-from contextlib import suppress
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
 from typing import Any, TextIO, cast
 
 from django.core.exceptions import ImproperlyConfigured
@@ -19,10 +20,12 @@ from django_alkstore.dialects import dialect_of
 from django_alkstore.dialects.transactions import is_contention, resolve_alias
 from django_alkstore.models import Job
 from django_alkstore.runtime.log_handler import show_log
-from django_alkstore.runtime.loop import NotRegistered, refuse_in_memory
+from django_alkstore.runtime.loop import NotRegistered, Starting, StoppedAtStart, refuse_in_memory
 from django_alkstore.services.patience import Patience
 
 EXIT_USAGE = 2
+LONGEST_LOOK = 0.5
+"""Seconds that a command which is starting waits for another process inside SQLite."""
 EXIT_PIPE_CLOSED = 128 + 13
 """What a shell reports of a tool that ended by SIGPIPE."""
 
@@ -85,6 +88,14 @@ class AlkstoreCommand(BaseCommand):
         if alias not in connections:
             known = ", ".join(map(repr, connections))
             raise CommandError(f"DATABASES has no {alias!r}; it has {known}", returncode=EXIT_USAGE)
+        self.prepare(alias)
+        try:
+            return self.work(alias, options)
+        except DatabaseError as error:
+            raise _refused(alias, error) from error
+
+    def prepare(self, alias: str) -> None:
+        """Make sure that the database can be used."""
         try:
             self.precheck(alias)
             self.see_tables(alias)
@@ -97,10 +108,6 @@ class AlkstoreCommand(BaseCommand):
                     f"If they do not exist yet: manage.py migrate --database {alias}"
                 ) from error
             self.wait_for_tables(alias, error)
-        try:
-            return self.work(alias, options)
-        except DatabaseError as error:
-            raise _refused(alias, error) from error
 
     def see_tables(self, alias: str) -> None:
         Job.objects.using(alias).exists()
@@ -114,6 +121,22 @@ class AlkstoreCommand(BaseCommand):
 
     def work(self, alias: str, options: dict[str, Any]) -> str | None:
         raise NotImplementedError
+
+
+@contextmanager
+def _impatient_connection(alias: str) -> Iterator[None]:
+    """Inside the block this thread uses a connection of its own that waits for no lock for long.
+
+    Python runs no signal handler while the thread is inside SQLite.
+    """
+    before = connections[alias]
+    own = connections[alias] = connections.create_connection(alias)
+    own.settings_dict = {**own.settings_dict, "OPTIONS": {**own.settings_dict["OPTIONS"], "timeout": LONGEST_LOOK}}
+    try:
+        yield
+    finally:
+        connections[alias] = before
+        own.close()
 
 
 class ReportCommand(AlkstoreCommand):
@@ -192,7 +215,19 @@ class RunCommand(AlkstoreCommand):
 
     def handle(self, *args: Any, **options: Any) -> str | None:
         show_log(options["verbosity"])
-        return super().handle(*args, **options)
+        try:
+            return super().handle(*args, **options)
+        except StoppedAtStart as stopped:
+            signals.logger.info("stopped while starting (%s)", stopped)
+            return None
+
+    def prepare(self, alias: str) -> None:
+        with Starting().stopped_by_signals():
+            super().prepare(alias)
+
+    def see_tables(self, alias: str) -> None:
+        with _impatient_connection(alias):
+            super().see_tables(alias)
 
     def work(self, alias: str, options: dict[str, Any]) -> str | None:
         # The scheduler has a thread and a connection of its own. This one would keep files open that may need repair.
@@ -233,6 +268,11 @@ class WorkerCommand(RunCommand):
             action="store_true",
             help="If an alkstore module cannot be imported, run the handlers of the others. Default: status 2.",
         )
+
+    def prepare(self, alias: str) -> None:
+        super().prepare(alias)
+        with Starting().stopped_by_signals():
+            registry.autodiscover()
 
     def work(self, alias: str, options: dict[str, Any]) -> str | None:
         broken = registry.broken_modules()

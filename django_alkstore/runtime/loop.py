@@ -67,6 +67,33 @@ if sys.platform != "win32":
     os.register_at_fork(after_in_child=_restore_in_child)
 
 
+class StoppedAtStart(BaseException):
+    """A signal has told a command to stop before it began to work.
+
+    Not an `Exception`, so that no code which guards against faults catches it on its way.
+    """
+
+
+class Starting:
+    """What a stop signal does while a command starts: it raises `StoppedAtStart`, also out of a sleep."""
+
+    def __init__(self) -> None:
+        self.stop: Callable[[str], None] = self._leave
+        """Called with the signal's name. Whoever has started sets its own way to stop."""
+
+    @staticmethod
+    def _leave(name: str) -> None:
+        raise StoppedAtStart(name)
+
+    @contextmanager
+    def stopped_by_signals(self) -> Iterator[None]:
+        with stopped_by_signals(self._receive):
+            yield
+
+    def _receive(self, name: str) -> None:
+        self.stop(name)
+
+
 def refuse_in_memory(alias: str) -> None:
     """`ImproperlyConfigured` where the database is in memory, and so this process's own."""
     connection = connections[alias]
@@ -123,9 +150,11 @@ def _warn_of_unhandled(alias: str) -> None:
 
 def run_worker(alias: str, registrations: Sequence[Registration], concurrency: int, grace: float) -> int:
     """Run a worker until a signal stops it; the exit code."""
-    _warn_of_unhandled(alias)
-    worker = Worker(alias, registrations, concurrency=concurrency, grace=grace)
-    with stopped_by_signals(worker.stop):
+    starting = Starting()
+    with starting.stopped_by_signals():
+        _warn_of_unhandled(alias)
+        worker = Worker(alias, registrations, concurrency=concurrency, grace=grace)
+        starting.stop = worker.stop
         return worker.run()
 
 
@@ -146,13 +175,15 @@ def run_everything(alias: str, concurrency: int, grace: float) -> int:
     """Run the scheduler and one worker for all that is registered, in one process; the exit code."""
     if not registry.registrations():
         signals.emit(signals.nothing_registered)
-    _warn_of_unhandled(alias)
+    starting = Starting()
+    with starting.stopped_by_signals():
+        _warn_of_unhandled(alias)
+        worker = Worker(alias, registry.registrations(), concurrency=concurrency, grace=grace)
+        return _run_both(alias, worker, starting)
 
-    def end_process(code: int) -> None:
-        """Handlers keep threads: nothing can be waited for, so the scheduler's code counts as it is."""
-        os._exit(code or (0 if scheduler.is_alive() else scheduler.code))
 
-    worker = Worker(alias, registry.registrations(), concurrency=concurrency, grace=grace, end_process=end_process)
+def _run_both(alias: str, worker: Worker, starting: Starting) -> int:
+    """Run the scheduler beside the worker; the exit code."""
     news = _News()
 
     def at_end() -> None:
@@ -164,9 +195,14 @@ def run_everything(alias: str, concurrency: int, grace: float) -> int:
         worker.stop(name)
         news.put(name)
 
+    def end_process(code: int) -> None:
+        """Handlers keep threads: nothing can be waited for, so the scheduler's code counts as it is."""
+        os._exit(code or (0 if scheduler.is_alive() else scheduler.code))
+
     scheduler = _SchedulerThread(alias, at_end=at_end, beside_worker=True)
-    worker.at_stop = scheduler.stop
-    with closing(news), stopped_by_signals(receive):
+    worker.at_stop, worker.end_process = scheduler.stop, end_process
+    starting.stop = receive
+    with closing(news):
         scheduler.start()
         try:
             code = worker.run()

@@ -63,7 +63,8 @@ class Worker:
         self.grace = grace
         self.at_stop: Callable[[float], object] = _do_nothing
         """Called when the worker begins to stop, with the seconds that it may take."""
-        self._end_process = end_process
+        self.end_process = end_process
+        """Called with the exit code if the process must end although handlers run."""
         self._bell = Bell()
         self._watch = _open_watch(alias)
         self._liveness = Liveness(alias)
@@ -117,7 +118,7 @@ class Worker:
                 self.at_stop(THREADS_END)
                 self._give_back("the worker broke")
                 if not self._let_threads_end():
-                    self._end_process(EXIT_BROKE)
+                    self.end_process(EXIT_BROKE)
                 raise
             if code == EXIT_OK:
                 self._state.wait_for_announcements(LAST_EVENTS)
@@ -126,7 +127,7 @@ class Worker:
                 self._announce_end()
                 if not self._let_threads_end():
                     self.at_stop(THREADS_END)
-                    self._end_process(code)
+                    self.end_process(code)
         self._close()
         return code
 
@@ -193,7 +194,7 @@ class Worker:
     def _end_at_once(self, code: int, reason: str) -> int:
         """End the process though handlers run. Their jobs are given back as the last thing before the end."""
         self._give_back(reason)
-        self._end_process(code)
+        self.end_process(code)
         return code
 
     def _give_back(self, reason: str) -> None:

@@ -8,6 +8,7 @@ from contextlib import closing, contextmanager
 from pathlib import Path
 
 import pytest
+from django.db import connections
 
 from django_alkstore import clock
 from django_alkstore.models import Job
@@ -121,6 +122,59 @@ def test_a_worker_that_starts_on_a_locked_database_waits_for_it(start: Start) ->
         process.wait_for(TROUBLE)
     wait_for_state("completed", job.pk)
     assert row(job.pk).attempts == 1
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+@pytest.mark.parametrize("command", [("run_queue", "noop"), ("run_alkstore",), ("run_schedules",)], ids=lambda c: c[0])
+def test_a_command_that_is_stopped_while_it_waits_for_a_locked_database_ends_with_status_0(
+    start: Start, command: tuple[str, ...], number: signal.Signals
+) -> None:
+    with exclusive_lock():
+        process = start(*command)
+        process.wait_for(TROUBLE)
+        process.signal(number)
+        assert process.wait() == 0
+    assert "Traceback" not in process.output
+    assert "worker started" not in process.output
+
+
+SLOW_WATCH = """
+import sys
+from django.core.management import call_command
+from django.db import OperationalError
+from django_alkstore.runtime import worker
+class Watch:
+    def __init__(self, alias):
+        print("locked", flush=True)
+        raise OperationalError("database is locked")
+worker.Watch = Watch
+worker.is_contention = lambda *_: True
+call_command(*sys.argv[1:])
+"""
+"""Runs a command whose worker finds the database locked, though it was free a moment before."""
+
+
+@pytest.mark.parametrize("command", ["run_queue", "run_outbox", "run_alkstore"])
+def test_a_worker_that_is_stopped_before_it_could_open_the_database_ends_with_status_0(
+    start: Start, command: str
+) -> None:
+    process = start("-c", SLOW_WATCH, command)
+    process.wait_for("locked", 2)
+    process.signal(signal.SIGTERM)
+    assert process.wait() == 0
+    assert "stopped while starting (SIGTERM)" in process.output
+    assert "Traceback" not in process.output
+
+
+@contextmanager
+def exclusive_lock() -> Iterator[None]:
+    """Inside the block nobody else can even read."""
+    connections["default"].close()  # it would keep a shared lock
+    with closing(sqlite3.connect(database(), isolation_level=None, timeout=30)) as raw:
+        raw.execute("PRAGMA locking_mode = EXCLUSIVE")
+        raw.execute("BEGIN EXCLUSIVE")
+        yield
+        raw.execute("ROLLBACK")
 
 
 def test_f134_a_worker_survives_a_broken_database_with_growing_pauses_and_goes_on_by_itself(start: Start) -> None:
