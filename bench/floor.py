@@ -76,6 +76,7 @@ def row(payload: str = "null", **columns: Any) -> dict[str, Any]:
         "started_at": None,
         "last_attempted_at": None,
         "worker_ids": "[]",
+        "lock_errors": 0,
         **columns,
     }
 

@@ -4,7 +4,7 @@ from collections.abc import Callable
 from typing import Any
 
 from django.apps import AppConfig
-from django.core.checks import CheckMessage, register
+from django.core.checks import CheckMessage, Tags, register
 
 
 def _check(name: str) -> Callable[..., list[CheckMessage]]:
@@ -20,11 +20,12 @@ def _check(name: str) -> Callable[..., list[CheckMessage]]:
 
 
 # Made once: `ready` may be called again, and what is registered twice must be the same.
-# The commands ask for the first tag alone: a module that cannot be imported must not stop a worker.
+# The commands ask for the tag "alkstore" only. A worker looks at the modules itself, and other commands need none.
 _CHECKS = (
-    (_check("check_setting"), "alkstore"),
-    (_check("check_database"), "alkstore"),
-    (_check("check_modules"), "alkstore_modules"),
+    (_check("check_setting"), ["alkstore"]),
+    (_check("check_database"), ["alkstore"]),
+    (_check("check_connection"), ["alkstore", Tags.database]),
+    (_check("check_modules"), ["alkstore_modules"]),
 )
 
 
@@ -35,5 +36,5 @@ class AlkstoreConfig(AppConfig):
     default_auto_field = "django.db.models.BigAutoField"
 
     def ready(self) -> None:
-        for check, tag in _CHECKS:
-            register(check, tag)
+        for check, tags in _CHECKS:
+            register(check, *tags)

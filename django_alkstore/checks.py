@@ -1,24 +1,28 @@
 """System checks: what is unsafe in the project's settings, each with an id and what to do about it."""
 
 from collections.abc import Iterator, Sequence
-from pathlib import Path
-from tempfile import TemporaryDirectory
-from typing import Any
+from contextlib import suppress
+from typing import Any, TypeGuard
 
 from django.apps import AppConfig
 from django.core.checks import CheckMessage, Error, Warning  # noqa: A004  the check framework's names
 from django.core.exceptions import ImproperlyConfigured
-from django.db import DatabaseError, connections
+from django.db import DatabaseError, connections, router
+from django.db.backends.base.base import BaseDatabaseWrapper
 from django.db.backends.sqlite3.base import DatabaseWrapper
 
 from django_alkstore import conf, registry
 from django_alkstore.dialects.sqlite import ENOUGH_TIMEOUT, MINIMUM_VERSION, is_missing
 from django_alkstore.dialects.transactions import is_contention, resolve_alias
+from django_alkstore.models import Job
 
 _OPTIONS_HINT = (
     "In DATABASES[{alias!r}]['OPTIONS'] set: 'transaction_mode': 'IMMEDIATE', 'timeout': 20, "
     "'init_command': 'PRAGMA journal_mode=WAL; PRAGMA synchronous=NORMAL;'."
 )
+
+_PATIENCE = 0.1
+"""Seconds to wait for another process that has locked the file."""
 
 _SETTING_HINT = (
     "The README has each key, what it takes and its default, under Settings. A key that is left out keeps its default."
@@ -36,7 +40,7 @@ def check_modules(app_configs: Sequence[AppConfig] | None, **kwargs: Any) -> lis
         Error(
             f"{broken.module} cannot be imported: {broken.error}.",
             hint=(
-                "Until it can, no worker runs the handlers in it; their jobs wait. "
+                "Until it can, a worker ends with status 2; with --tolerant it runs the handlers of the other modules. "
                 f"To see the traceback: python manage.py shell -c 'import {broken.module}'"
             ),
             id="alkstore.E003",
@@ -99,13 +103,41 @@ def _check_options(connection: DatabaseWrapper) -> Iterator[CheckMessage]:
             hint="Mark read-only views with @transaction.non_atomic_requests, or open transactions where you write.",
             id="alkstore.W003",
         )
-    if connection.is_in_memory_db():
-        return
+
+
+def check_connection(
+    app_configs: Sequence[AppConfig] | None, databases: Sequence[str] | None = None, **kwargs: Any
+) -> list[CheckMessage]:
+    """What only a connection tells. Django names the databases to which checks may connect."""
+    connected = [connections[alias] for alias in _ours(databases or ())]
+    return [message for connection in connected if _is_file(connection) for message in _check_connection(connection)]
+
+
+def _ours(databases: Sequence[str]) -> list[str]:
+    """Of these databases the library's own; without it, those that may have its tables: somebody named them."""
+    with suppress(ImproperlyConfigured):  # check_setting says so
+        own = resolve_alias(None)
+        if own in databases:
+            return [own]
+    return [alias for alias in databases if router.allow_migrate_model(alias, Job)]
+
+
+def _is_file(connection: BaseDatabaseWrapper) -> TypeGuard[DatabaseWrapper]:
+    """True if the connection is to an SQLite file that exists. Connecting would make one that does not."""
+    if not isinstance(connection, DatabaseWrapper) or connection.get_database_version() < MINIMUM_VERSION:
+        return False  # check_database says so
+    return not connection.is_in_memory_db() and not is_missing(connection)
+
+
+def _check_connection(connection: DatabaseWrapper) -> Iterator[CheckMessage]:
+    alias = connection.alias
+    hint = _OPTIONS_HINT.format(alias=alias)
     try:
-        journal, timeout = _effective_pragmas(connection)
+        timeout = _busy_timeout(connection)
+        journal = _journal_mode(connection)
     except (DatabaseError, ImproperlyConfigured) as error:
         if isinstance(error, DatabaseError) and is_contention(alias, error):
-            return  # somebody is at work in it: that says nothing against it
+            return  # another process has locked it, which is no fault of the file
         yield Warning(
             f"The database {alias!r} cannot be read: {error}.",
             hint="Is the file a database, and may this user read and write it, and the folder that it is in?",
@@ -126,20 +158,23 @@ def _check_options(connection: DatabaseWrapper) -> Iterator[CheckMessage]:
         )
 
 
-def _effective_pragmas(connection: DatabaseWrapper) -> tuple[str, float]:
-    """Journal mode and busy timeout in seconds, as a live connection has them and not as the settings say.
+def _busy_timeout(connection: DatabaseWrapper) -> float:
+    """Seconds, as the options and `init_command` leave it. Asked in memory, so that it waits for nobody."""
+    return float(_ask(connection, "PRAGMA busy_timeout", NAME=":memory:")) / 1000
 
-    On a connection of its own: this thread's may be inside a transaction. A database that is not there yet is not
-    made by looking at it: the settings are tried on a file for the purpose. `DatabaseError` where it cannot be read.
-    """
+
+def _journal_mode(connection: DatabaseWrapper) -> str:
+    """The mode of the file once `init_command` has run. A file that another process has locked is not waited for."""
+    options = {**connection.settings_dict["OPTIONS"], "timeout": _PATIENCE}
+    return str(_ask(connection, "PRAGMA journal_mode", OPTIONS=options)).lower()
+
+
+def _ask(connection: DatabaseWrapper, statement: str, **settings: Any) -> Any:
+    """The answer on a connection of its own: this thread's may be inside a transaction, or a test's."""
     probe = connections.create_connection(connection.alias)
-    with TemporaryDirectory() as folder:
-        if is_missing(connection):
-            probe.settings_dict = {**probe.settings_dict, "NAME": str(Path(folder) / "probe.sqlite3")}
-        try:
-            with probe.cursor() as cursor:
-                journal = cursor.execute("PRAGMA journal_mode").fetchone()[0]
-                timeout = cursor.execute("PRAGMA busy_timeout").fetchone()[0] / 1000
-        finally:
-            probe.close()
-    return str(journal).lower(), timeout
+    probe.settings_dict = {**probe.settings_dict, **settings}
+    try:
+        with probe.cursor() as cursor:
+            return cursor.execute(statement).fetchone()[0]
+    finally:
+        probe.close()

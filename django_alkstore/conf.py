@@ -14,7 +14,7 @@ from django.utils.module_loading import import_string
 
 from django_alkstore.durations import seconds
 from django_alkstore.exceptions import AlkstoreError, InvalidName, InvalidOption, shown
-from django_alkstore.names import outbox_of, outbox_queue, validate_name
+from django_alkstore.names import outbox_of, queue_named
 
 
 class JobDefaults(NamedTuple):
@@ -55,8 +55,6 @@ class Settings(NamedTuple):
 
 
 _PLAIN_DEFAULTS = JobDefaults()
-OUTBOX_KEY = "outbox:"
-"""In `QUEUES`, a key that begins with this names an outbox."""
 MAX_INT32 = 2**31 - 1
 
 
@@ -132,9 +130,8 @@ def _queues(where: str, value: object) -> dict[str, JobDefaults]:
 def _queue(where: str, key: object, value: object) -> tuple[str, JobDefaults]:
     """One entry of `QUEUES`: the name of the queue that holds the jobs, and their default options."""
     try:
-        if isinstance(key, str) and key.startswith(OUTBOX_KEY):
-            return outbox_queue(key.removeprefix(OUTBOX_KEY)), job_defaults(where, value, OUTBOX_DEFAULTS)
-        return validate_name("queue", key), job_defaults(where, value, _PLAIN_DEFAULTS)
+        queue = queue_named(key)
+        return queue, job_defaults(where, value, OUTBOX_DEFAULTS if outbox_of(queue) else _PLAIN_DEFAULTS)
     except InvalidName as error:
         raise InvalidOption(f"{where}: {error}") from error
 

@@ -1,9 +1,13 @@
 """A failed attempt as it is kept on the job: safe text, bounded, in a bounded list."""
 
+import inspect
 import json
+import sys
 import traceback
+from contextlib import suppress
 from datetime import datetime
-from typing import Any, NamedTuple, TypedDict
+from types import TracebackType
+from typing import Any, NamedTuple, TypedDict, cast
 
 from django_alkstore.exceptions import Expired, LeaseExpired, TimeLimitExceeded, WorkerDied
 
@@ -31,6 +35,16 @@ class Failure(TypedDict):
     was given as the error."""
 
 
+_TRACEBACK, _CAUSE, _CONTEXT = (vars(BaseException)[name] for name in ("__traceback__", "__cause__", "__context__"))
+_GROUPED = vars(BaseExceptionGroup)["exceptions"]
+"""Descriptors: they read the attribute itself, also if a class overrides it."""
+
+_SUSPENDABLE = inspect.CO_GENERATOR | inspect.CO_COROUTINE | inspect.CO_ASYNC_GENERATOR
+_SPARES_SUSPENDED = sys.version_info >= (3, 13)
+"""True if Python refuses to clear the frame of a suspended coroutine. Before 3.13 it ended the coroutine, which may be
+another thread's that has only passed the exception on."""
+
+
 class Described(NamedTuple):
     """An error as texts that any database can hold."""
 
@@ -48,6 +62,37 @@ def describe(error: object) -> Described:
             _cut_end(_clean(_path_of(type(error)))),
         )
     return Described(_cut_end(_clean(error if isinstance(error, str) else repr(error))))
+
+
+def traceback_of(error: BaseException) -> TracebackType | None:
+    """The traceback of `error`, whatever its class overrides."""
+    return cast("TracebackType | None", _TRACEBACK.__get__(error))
+
+
+def clear_locals(error: BaseException) -> None:
+    """Release the local variables of all frames in the tracebacks of `error` and of the exceptions behind it.
+
+    An exception that is kept would otherwise keep them: rows, cursors and generators of a handler that has ended.
+    """
+    waiting: list[BaseException | None] = [error]
+    seen: set[int] = set()
+    while waiting:
+        one = waiting.pop()
+        if one is None or id(one) in seen:
+            continue
+        seen.add(id(one))
+        _clear_frames(traceback_of(one))
+        waiting += _CAUSE.__get__(one), _CONTEXT.__get__(one)
+        if issubclass(type(one), BaseExceptionGroup):
+            waiting += _GROUPED.__get__(one)
+
+
+def _clear_frames(link: TracebackType | None) -> None:
+    while link is not None:
+        frame, link = link.tb_frame, link.tb_next
+        if _SPARES_SUSPENDED or not frame.f_code.co_flags & _SUSPENDABLE:
+            with suppress(RuntimeError):  # it is still running
+                frame.clear()
 
 
 def _path_of(kind: type) -> str:

@@ -80,8 +80,14 @@ class Job(models.Model):
     created_at = InstantField()
     finished_at = InstantField(null=True)
     started_at = InstantField(null=True, help_text="The claim of the first attempt.")
-    last_attempted_at = InstantField(null=True, help_text="The claim of the latest attempt.")
+    last_attempted_at = InstantField(
+        null=True,
+        help_text="The claim of the latest attempt, given back or not; empty if none counts.",
+    )
     worker_ids = JSONTextField(default=list, help_text="Who made each counted attempt; the last 20 at most.")
+    lock_errors = models.SmallIntegerField(
+        default=0, help_text="Lock errors of the database in a row, whose attempts were given back."
+    )
 
     objects = JobQuerySet.as_manager()
 

@@ -14,6 +14,8 @@ MAX_LENGTH = 128
 RESERVED_PREFIX = "__alkstore_"
 LEADERSHIP_LOCK = f"{RESERVED_PREFIX}scheduler"
 OUTBOX_PREFIX = f"{RESERVED_PREFIX}outbox:"
+OUTBOX_MARK = "outbox:"
+"""Where people name a queue or an outbox, a name that begins with this names an outbox."""
 MAX_QUEUE_LENGTH = len(OUTBOX_PREFIX) + MAX_LENGTH
 """An outbox's queue is longer than its name: what the columns must hold."""
 SIGN_PREFIX = f"{RESERVED_PREFIX}worker:"
@@ -59,6 +61,13 @@ def unique_owner() -> str:
 def outbox_queue(outbox: str) -> str:
     """The queue that holds an outbox's jobs."""
     return OUTBOX_PREFIX + validate_name("outbox", outbox)
+
+
+def queue_named(name: object) -> str:
+    """The queue of a name as people write it: `NAME` for a queue, `outbox:NAME` for an outbox."""
+    if isinstance(name, str) and name.startswith(OUTBOX_MARK):
+        return outbox_queue(name.removeprefix(OUTBOX_MARK))
+    return validate_name("queue", name)
 
 
 def outbox_of(queue: str) -> str | None:

@@ -127,8 +127,8 @@ def _where(target: Callable[..., Any]) -> str:
 def autodiscover() -> None:
     """Import the `alkstore` module of every installed app, once in a process.
 
-    One that cannot be imported stops nothing: it is logged with its traceback, its handlers are not
-    registered, and the system check reports it.
+    A module that cannot be imported raises nothing here. It is logged with its traceback, none of its handlers is
+    registered, the system check reports it, and a worker does not start without `--tolerant`.
     """
     global _discovered  # noqa: PLW0603  a process discovers once
     with _discovering:
@@ -150,7 +150,9 @@ def _import(module: str) -> None:
             del _registered[queue]
         broken = BrokenModule(module, f"{type(error).__name__}: {error}", traceback.format_exc())
         _broken.append(broken)
-        signals.emit(signals.module_broken, module=module, error=broken.error, traceback=broken.traceback)
+        signals.emit(
+            signals.module_broken, module=module, error=broken.error, traceback=broken.traceback, exception=error
+        )
 
 
 def registrations() -> list[Registration]:

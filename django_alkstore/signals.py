@@ -12,11 +12,11 @@ import traceback
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from functools import partial
-from typing import Any
+from typing import Any, NamedTuple
 
 from django.dispatch import Signal
 
-from django_alkstore import clock
+from django_alkstore import clock, failures
 from django_alkstore.names import describe_queue
 
 logger = logging.getLogger("django_alkstore")
@@ -34,17 +34,17 @@ job_mishandled = Signal()  # job, error: of the worker itself; the attempt fails
 worker_exhausted = Signal()  # job_ids
 job_started = Signal()  # job
 job_completed = Signal()  # job, seconds
-job_settled = Signal()  # job, seconds: the handler settled it itself
-job_retried = Signal()  # job, seconds, error, traceback, asked_for, retry_in
-job_died = Signal()  # job, seconds, error, traceback, asked_for: by Retry or Discard
-job_raised_late = Signal()  # job, error, traceback: after the handler had settled the job itself
+job_settled = Signal()  # job, seconds: the handler gave it back itself
+job_retried = Signal()  # job, seconds, error, traceback, asked_for, exception (None if none was raised), retry_in
+job_died = Signal()  # job, seconds, error, traceback, asked_for (by Retry or Discard), exception
+job_raised_late = Signal()  # job, error, traceback, exception: after the handler had settled the job itself
 job_snoozed = Signal()  # job, delay
 job_locked_out = Signal()  # job, error, delay: the database was locked, and the attempt does not count
-lease_lost = Signal()  # job, what, traceback
+lease_lost = Signal()  # job, what, traceback, exception
 job_lapsed = Signal()  # job_id, queue, dead
 job_abandoned = Signal()  # job_id, queue, worker_id, dead: its worker died
 job_expired = Signal()  # job_id, queue
-job_unreadable = Signal()  # job_id, queue, reason
+job_unreadable = Signal()  # job_id, queue, attempt, reason
 leader_elected = Signal()  # database, pid, owner
 leader_stood_down = Signal()  # reason
 leadership_left = Signal()  # error, lapses_in: it could not be freed, and nobody tries again
@@ -59,14 +59,25 @@ database_trouble = Signal()  # doing, error, pause; reason: the files that canno
 database_recovered = Signal()  # doing
 database_replaced = Signal()  # error
 file_events_missing = Signal()  # reason, interval: the database is polled instead, every `interval` seconds
-module_broken = Signal()  # module, error, traceback
+module_broken = Signal()  # module, error, traceback, exception
 
 
 _LOG_TEXT = 500
 """Characters of an error in one line; the job keeps more."""
 
 
-_words: dict[Signal, tuple[int, Callable[..., str]]] = {}
+class _Failure(NamedTuple):
+    """The line about a failure. Its template is constant, so that an error tracker can group equal failures."""
+
+    template: str
+    arguments: tuple[object, ...]
+    attributes: Mapping[str, object] = {}
+    """Of the log record."""
+    traceback: str = ""
+    exception: BaseException | None = None
+
+
+_words: dict[Signal, tuple[int, Callable[..., str | _Failure]]] = {}
 
 
 class FastHandler(logging.Handler):
@@ -100,12 +111,21 @@ def passed_to(post: Callable[[Callable[[], None]], object]) -> Iterator[None]:
 def emit(event: Signal, **data: Any) -> None:
     """Log `event` and send it. An error of a log handler or of a receiver is shown and goes no further."""
     if _thread.post is not None:
-        _thread.post(partial(_send, event, data))
+        _thread.post(partial(_send_later, event, data))
     else:
         _send(event, data)
 
 
+def _send_later(event: Signal, data: dict[str, Any]) -> None:
+    try:
+        _send(event, data)
+    finally:
+        data.clear()  # the thread that called this may keep it until the next event
+
+
 def _send(event: Signal, data: dict[str, Any]) -> None:
+    if logger.disabled:
+        _enable_logger()
     level, say = _words[event]
     if logger.isEnabledFor(level):
         _log_line(level, say(**data))
@@ -116,17 +136,47 @@ def _send(event: Signal, data: dict[str, Any]) -> None:
             _show_exception()
 
 
-def _log_line(level: int, message: str) -> None:
+def _enable_logger() -> None:
+    """Undo what a configuration of logging does by default to the loggers that it does not name."""
+    logger.disabled = False
+    if logger.isEnabledFor(logging.WARNING):
+        _log_line(
+            logging.WARNING,
+            f"the logger {logger.name} was disabled, as logging.config.dictConfig and fileConfig do unless "
+            "disable_existing_loggers is False; it is enabled again. To silence it, set its level",
+        )
+
+
+def _log_line(level: int, line: str | _Failure) -> None:
     # Warnings and errors are always records: error trackers look at every record, whatever handlers there are.
-    if fast_handler is not None and level < logging.WARNING and _is_only_handler(fast_handler):
-        fast_handler.add(level, message)
+    if isinstance(line, str) and level < logging.WARNING and fast_handler and _is_only_handler(fast_handler):
+        fast_handler.add(level, line)
         return
-    # Not `logger.log`: it searches for its caller, which is always this function, and that takes a third of the time.
-    record = logger.makeRecord(logger.name, level, __file__, 0, message, (), None, "emit")
     try:
-        logger.handle(record)
+        logger.handle(_record(level, line))
     except BaseException:  # noqa: BLE001  it is the project's handler, and may even raise SystemExit
         _show_exception()
+
+
+def _record(level: int, line: str | _Failure) -> logging.LogRecord:
+    # Not `logger.log`: it searches for its caller, which is always this function, and that takes a third of the time.
+    if isinstance(line, str):
+        return logger.makeRecord(logger.name, level, __file__, 0, line, (), None, "emit")
+    error = line.exception
+    record = logger.makeRecord(
+        logger.name,
+        level,
+        __file__,
+        0,
+        line.template,
+        line.arguments,
+        None if error is None else (type(error), error, failures.traceback_of(error)),
+        "emit",
+        line.attributes,
+    )
+    # A formatter takes this as it is. It need not ask the exception for its text, which may raise or be very long.
+    record.exc_text = line.traceback.rstrip() or None
+    return record
 
 
 def _is_only_handler(handler: FastHandler) -> bool:
@@ -222,6 +272,14 @@ def _short(text: str) -> str:
     return line if len(line) <= _LOG_TEXT else line[:_LOG_TEXT] + "…"
 
 
+def _about(job_id: object, queue: str, attempt: object) -> dict[str, object]:
+    return {"job_id": job_id, "queue": queue, "task": None, "attempt": attempt}
+
+
+def _about_job(job: Any) -> dict[str, object]:
+    return _about(job.id, job.queue, job.attempt)
+
+
 def _job(job: Any) -> str:
     return f"job {job.id} in {describe_queue(job.queue)}"
 
@@ -230,15 +288,11 @@ def _attempt(job: Any) -> str:
     return f"attempt {job.attempt} of {job.max_attempts}"
 
 
-def _behind(traceback: str) -> str:
-    return f"\n{traceback.rstrip()}" if traceback else ""
-
-
 def _traceback_of(error: BaseException) -> str:
     return "".join(traceback.format_exception(error))
 
 
-def _log(event: Signal, level: int, say: Callable[..., str]) -> None:
+def _log(event: Signal, level: int, say: Callable[..., str | _Failure]) -> None:
     """Write each `event` at `level` in the words that `say` makes of its data."""
     _words[event] = (level, say)
 
@@ -253,11 +307,21 @@ _LISTED = 10
 
 def unhandled(due: Mapping[str, int]) -> str:
     """One sentence about jobs that wait for a handler which nobody has registered. For the log and for people."""
+    it = "it" if len(due) == 1 else "them"
+    return f"{_due(due)}, and no handler is registered for {it} in an alkstore.py of the installed apps"
+
+
+def unknown_to_workers(due: Mapping[str, int]) -> str:
+    """One sentence about jobs whose handler is registered, and on whose queue no running worker works. For people."""
+    it, has = ("it", "it has a handler") if len(due) == 1 else ("them", "they have handlers")
+    return f"{_due(due)}: {has}, but no running worker knows {it}; restart the workers, or start one for {it}"
+
+
+def _due(due: Mapping[str, int]) -> str:
     listed = [f"{count} due in {describe_queue(queue)}" for queue, count in list(due.items())[:_LISTED]]
     if len(due) > _LISTED:
         listed.append(f"{sum(list(due.values())[_LISTED:])} due in {len(due) - _LISTED} more")
-    it = "it" if len(due) == 1 else "them"
-    return f"{', '.join(listed)}, and no handler is registered for {it} in an alkstore.py of the installed apps"
+    return ", ".join(listed)
 
 
 def _jobs(job_ids: Sequence[int]) -> str:
@@ -297,13 +361,15 @@ _log(
 _log(
     worker_broke,
     logging.ERROR,
-    lambda error: f"the worker met an unexpected error and ends{_behind(_traceback_of(error))}",
+    lambda error: _Failure("the worker met an unexpected error and ends", (), {}, _traceback_of(error), error),
 )
 _log(cut_off_failed, logging.ERROR, lambda job, error: f"the transaction of {_job(job)} cannot be rolled back: {error}")
 _log(
     job_mishandled,
     logging.ERROR,
-    lambda job, error: f"the worker itself failed at {_job(job)}{_behind(_traceback_of(error))}",
+    lambda job, error: _Failure(
+        "the worker itself failed at %s", (_job(job),), _about_job(job), _traceback_of(error), error
+    ),
 )
 _log(
     worker_exhausted,
@@ -318,38 +384,50 @@ _log(job_completed, logging.INFO, lambda job, seconds: f"completed {_job(job)} i
 _log(
     job_settled,
     logging.INFO,
-    lambda job, seconds: f"{_job(job)} was settled by its handler in {seconds:.3f} s",
+    lambda job, seconds: f"{_job(job)} was given back by its handler in {seconds:.3f} s",
 )
 _log(
     job_retried,
     logging.WARNING,
-    lambda job, seconds, error, traceback, asked_for, retry_in: (
-        f"failed {_job(job)} after {seconds:.3f} s ({_attempt(job)}), again in {retry_in:g} s: "
-        f"{_short(error)}{'' if asked_for else _behind(traceback)}"
+    lambda job, seconds, error, traceback, asked_for, exception, retry_in: _Failure(
+        "failed %s after %.3f s (%s), again in %g s: %s",
+        (_job(job), seconds, _attempt(job), retry_in, _short(error)),
+        _about_job(job) | {"asked_for": asked_for},
+        traceback,
+        exception,
     ),
 )
 _log(
     job_died,
     logging.ERROR,
-    lambda job, seconds, error, traceback, asked_for: (
-        f"dead: {_job(job)} after {seconds:.3f} s ({_attempt(job)}): "
-        f"{_short(error)}{'' if asked_for else _behind(traceback)}"
+    lambda job, seconds, error, traceback, asked_for, exception: _Failure(
+        "dead: %s after %.3f s (%s): %s",
+        (_job(job), seconds, _attempt(job), _short(error)),
+        _about_job(job) | {"asked_for": asked_for},
+        traceback,
+        exception,
     ),
 )
 _log(
     job_raised_late,
     logging.WARNING,
-    lambda job, error, traceback: (
-        f"{_job(job)} was settled by its handler, and then failed: {_short(error)}{_behind(traceback)}"
+    lambda job, error, traceback, exception=None: _Failure(
+        "%s was settled by its handler, and then failed: %s",
+        (_job(job), _short(error)),
+        _about_job(job),
+        traceback,
+        exception,
     ),
 )
 _log(job_snoozed, logging.INFO, lambda job, delay: f"snoozed {_job(job)} for {delay:g} s")
 _log(
     job_locked_out,
     logging.WARNING,
-    lambda job, error, delay: (
-        f"locked out {_job(job)} ({_attempt(job)}, which does not count), again in {delay:.1f} s: {_short(error)}. "
-        'OPTIONS["transaction_mode"] = "IMMEDIATE" and a longer OPTIONS["timeout"] of the database prevent this'
+    lambda job, error, delay: _Failure(
+        "locked out %s (%s, which does not count), again in %.1f s: %s. "
+        'OPTIONS["transaction_mode"] = "IMMEDIATE" and a longer OPTIONS["timeout"] of the database prevent this',
+        (_job(job), _attempt(job), delay, _short(error)),
+        _about_job(job),
     ),
 )
 _log(
@@ -360,8 +438,12 @@ _log(
 _log(
     lease_lost,
     logging.WARNING,
-    lambda job, what, traceback: (
-        f"lost the lease on {_job(job)} ({_attempt(job)}): its {what} changed nothing{_behind(traceback)}"
+    lambda job, what, traceback, exception=None: _Failure(
+        "lost the lease on %s (%s): its %s changed nothing",
+        (_job(job), _attempt(job), what),
+        _about_job(job),
+        traceback,
+        exception,
     ),
 )
 _log(
@@ -388,7 +470,11 @@ _log(
 _log(
     job_unreadable,
     logging.ERROR,
-    lambda job_id, queue, reason: f"dead: job {job_id} in {describe_queue(queue)}: {_short(reason)}",
+    lambda job_id, queue, attempt, reason: _Failure(
+        "dead: job %s in %s: %s",
+        (job_id, describe_queue(queue), _short(reason)),
+        _about(job_id, queue, attempt),
+    ),
 )
 _log(
     leader_elected,
@@ -461,7 +547,10 @@ _log(
 _log(
     module_broken,
     logging.ERROR,
-    lambda module, error, traceback: (
-        f"cannot import {module}, so its handlers are not registered: {_short(error)}{_behind(traceback)}"
+    lambda module, error, traceback, exception=None: _Failure(
+        "cannot import %s, so its handlers are not registered: %s",
+        (module, _short(error)),
+        traceback=traceback,
+        exception=exception,
     ),
 )

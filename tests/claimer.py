@@ -12,7 +12,7 @@ from django_alkstore.dialects import Operations
 from django_alkstore.dialects.base import ClaimedJob
 from django_alkstore.dialects.liveness import Liveness
 from django_alkstore.dialects.transactions import write_statement
-from django_alkstore.services.recovery import Recovery
+from django_alkstore.services.recovery import Recovery, recover_batch
 
 
 def say(text: str) -> None:
@@ -61,6 +61,14 @@ def watch_for_deaths(liveness: Liveness, enough: Callable[[], bool], longest: fl
             selector.select(min(left, recovery.due_in()))
             if liveness.take_events():
                 recovery.note_event()
+
+
+def recover(liveness: Liveness) -> int:
+    """Recover every job whose worker is known to be dead: how many."""
+    count = 0
+    while recovered := recover_batch("default", liveness):
+        count += recovered
+    return count
 
 
 die = partial(os._exit, 1)

@@ -85,6 +85,7 @@ class ClaimedJob(NamedTuple):
     visibility_timeout: float
     backoff_base: float
     errors: bytes
+    lock_errors: int
 
 
 class LapsedJob(NamedTuple):
@@ -203,15 +204,18 @@ class Operations(ABC):
 
     @abstractmethod
     def retry(self, claim: Claim, run_at: int, errors: str, last_error: str) -> bool:
-        """Make the job pending again at `run_at`, with its history. *One statement.*"""
+        """Make the job pending again at `run_at`, with its history and no lock errors. *One statement.*"""
 
     @abstractmethod
     def bury(self, claim: Claim, now: int, errors: str, last_error: str) -> bool:
         """Make the job dead, with its history. *One statement.*"""
 
     @abstractmethod
-    def give_back(self, claim: Claim, run_at: int | None) -> bool:
-        """Make the job pending again, its attempt refunded, at `run_at` (`None`: as it was). *One statement.*"""
+    def give_back(self, claim: Claim, run_at: int | None, lock_errors: int | None = None) -> bool:
+        """Make the job pending again, its attempt refunded, at `run_at` and with so many lock errors in a row.
+
+        `None`: as it was. *One statement.*
+        """
 
     @abstractmethod
     def renew(self, claim: Claim, lease_expires_at: int) -> bool:
@@ -241,7 +245,8 @@ class Operations(ABC):
 
     @abstractmethod
     def reopen(self, now: int, jobs: Iterable[SweptJob]) -> list[int]:
-        """Make jobs pending, due as before, if their lease had run out at `now`; return the ids that took effect.
+        """Make jobs pending, due as before, with no lock errors, if their lease had run out at `now`; return the ids
+        that took effect.
 
         A job that was acked, renewed, claimed or cancelled since it was read is left as it is.
         """
@@ -259,8 +264,8 @@ class Operations(ABC):
 
     @abstractmethod
     def requeue(self, job_id: int, now: int) -> bool:
-        """Make a dead or cancelled job pending, due at `now`, with no attempts spent and no expiry, unless its
-        unique key is taken. *One statement.*"""
+        """Make a dead or cancelled job pending, due at `now`, with no attempts spent, no lock errors and no expiry,
+        unless its unique key is taken. *One statement.*"""
 
     @abstractmethod
     def run_now(self, job_id: int, now: int) -> bool:

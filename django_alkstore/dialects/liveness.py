@@ -54,7 +54,9 @@ class LivenessView:
         self.file: str | None = None
         """`device:inode` of the file, or `None` if it is absent or cannot be used."""
         self.reason: str | None = None
-        """One sentence that says why leases decide alone, or `None` if crash detection works or nobody uses it yet."""
+        """Why this object cannot tell who lives, or `None` if it can, or if nobody uses crash detection yet."""
+        self.is_blind = False
+        """True if only this process cannot open the file: the workers may well use it."""
         self._guard = guard()
         self._opened = ExitStack()
         self._probe: int | None = None
@@ -64,9 +66,13 @@ class LivenessView:
                 self._set_up(using)
             except FileNotFoundError:
                 self._close()
-            except (Unavailable, OSError) as error:
+            except Unavailable as error:
                 self._close()
                 self.reason = str(error)
+            except OSError as error:
+                self._close()
+                self.is_blind = True
+                self.reason = f"the file {error.filename} cannot be opened: {error.strerror or error}"
             _views.add(self)
 
     def _set_up(self, using: str) -> None:

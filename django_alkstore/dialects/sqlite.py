@@ -60,8 +60,8 @@ TAKE_WRITER_LOCK = f"UPDATE {LOCK} SET owner = owner WHERE 0"
 
 # DO NOTHING without a target: whichever unique index says no. (It does not cover the other constraints.)
 INSERT_JOB = f"""
-INSERT INTO {JOB} ({", ".join(NewJob._fields)}, state, attempts, fence, errors, worker_ids)
-VALUES ({", ".join(["%s"] * len(NewJob._fields))}, 'pending', 0, 0, '[]', '[]')
+INSERT INTO {JOB} ({", ".join(NewJob._fields)}, state, attempts, fence, errors, worker_ids, lock_errors)
+VALUES ({", ".join(["%s"] * len(NewJob._fields))}, 'pending', 0, 0, '[]', '[]', 0)
 ON CONFLICT DO NOTHING
 """
 
@@ -124,13 +124,14 @@ LET_GO = "worker_id = NULL, lease_expires_at = NULL"
 
 ACK = f"UPDATE {JOB} SET state = 'completed', {LET_GO}, finished_at = %s WHERE {HELD}"
 RETRY = f"""
-UPDATE {JOB} SET state = 'pending', {LET_GO}, run_at = %s, errors = %s, last_error = %s WHERE {HELD}
+UPDATE {JOB} SET state = 'pending', {LET_GO}, run_at = %s, errors = %s, last_error = %s, lock_errors = 0 WHERE {HELD}
 """
 BURY = f"""
 UPDATE {JOB} SET state = 'dead', {LET_GO}, errors = %s, last_error = %s, finished_at = %s WHERE {HELD}
 """
 GIVE_BACK = f"""
 UPDATE {JOB} SET state = 'pending', {LET_GO}, attempts = attempts - 1, run_at = coalesce(%s, run_at),
+  lock_errors = coalesce(%s, lock_errors),
   started_at = CASE WHEN attempts > 1 THEN started_at END,
   last_attempted_at = CASE WHEN attempts > 1 THEN last_attempted_at END,
   worker_ids = CASE WHEN attempts > 1 AND json_valid(worker_ids) THEN json_remove(worker_ids, '$[#-1]') ELSE '[]' END
@@ -138,9 +139,10 @@ WHERE {HELD}
 """
 RENEW = f"UPDATE {JOB} SET lease_expires_at = %s WHERE {HELD}"
 
-# A maximum that is no number reads as 0: its job is dead at the first lapse, and not in its queue's way for ever.
+# Another program may have stored a text where a number belongs. It reads as a number here (0, if it has no digits), so
+# that it stops nobody: the job becomes dead at once, or at its next claim, with the reason (`JobHandle`).
 LAPSED = f"""
-SELECT id, fence, attempts, CAST(max_attempts AS INTEGER), CAST(errors AS BLOB) FROM {JOB}
+SELECT id, fence, CAST(attempts AS INTEGER), CAST(max_attempts AS INTEGER), CAST(errors AS BLOB) FROM {JOB}
 WHERE queue = %s AND state = 'processing' AND lease_expires_at <= %s ORDER BY lease_expires_at LIMIT %s
 """
 # The index by name: it holds the processing jobs alone, and nothing tells the planner that they are few.
@@ -149,17 +151,17 @@ SELECT DISTINCT CAST(worker_id AS BLOB) FROM {JOB} INDEXED BY alkstore_job_lease
 WHERE state = 'processing' AND liveness = %s
 """
 ABANDONED = f"""
-SELECT id, fence, CAST(queue AS BLOB), attempts, CAST(max_attempts AS INTEGER), run_at, backoff_base,
-  CAST(errors AS BLOB), CAST(last_error AS BLOB)
+SELECT id, fence, CAST(queue AS BLOB), CAST(attempts AS INTEGER), CAST(max_attempts AS INTEGER),
+  CAST(run_at AS INTEGER), max(CAST(backoff_base AS REAL), 0.0), CAST(errors AS BLOB), CAST(last_error AS BLOB)
 FROM {JOB} INDEXED BY alkstore_job_lease
 WHERE state = 'processing' AND worker_id = %s AND liveness = %s LIMIT %s
 """
 EXPIRED = f"""
-SELECT {_columns(ExpiredJob._fields, "errors")} FROM {JOB}
+SELECT id, fence, CAST(attempts AS INTEGER), CAST(errors AS BLOB) FROM {JOB}
 WHERE queue = %s AND state = 'pending' AND expires_at <= %s ORDER BY expires_at LIMIT %s
 """
 REOPEN = f"""
-UPDATE {JOB} SET state = 'pending', {LET_GO}, errors = %s, last_error = %s
+UPDATE {JOB} SET state = 'pending', {LET_GO}, errors = %s, last_error = %s, lock_errors = 0
 WHERE id = %s AND fence = %s AND state = 'processing' AND lease_expires_at <= %s
 """
 CLOSE = f"""
@@ -173,7 +175,7 @@ UPDATE {JOB} SET state = 'cancelled', {LET_GO}, finished_at = %s WHERE id = %s A
 # OR IGNORE: a taken unique key leaves the row as it is, and the transaction whole.
 REQUEUE = f"""
 UPDATE OR IGNORE {JOB} SET state = 'pending', run_at = %s, attempts = 0, expires_at = NULL, finished_at = NULL,
-  worker_ids = '[]'
+  worker_ids = '[]', lock_errors = 0
 WHERE id = %s AND state IN ('dead', 'cancelled')
 """
 RUN_NOW = f"UPDATE {JOB} SET run_at = %s WHERE id = %s AND state = 'pending' AND run_at > %s"
@@ -534,8 +536,8 @@ class SQLiteOperations(Operations):
     def bury(self, claim: Claim, now: int, errors: str, last_error: str) -> bool:
         return self._took_effect(BURY, (errors, last_error, now, *claim))
 
-    def give_back(self, claim: Claim, run_at: int | None) -> bool:
-        return self._took_effect(GIVE_BACK, (run_at, *claim))
+    def give_back(self, claim: Claim, run_at: int | None, lock_errors: int | None = None) -> bool:
+        return self._took_effect(GIVE_BACK, (run_at, lock_errors, *claim))
 
     def renew(self, claim: Claim, lease_expires_at: int) -> bool:
         return self._took_effect(RENEW, (lease_expires_at, *claim))

@@ -242,20 +242,34 @@ _turns: "defaultdict[str, threading.RLock]" = defaultdict(guard)
 """For each database the one of this process's threads whose turn it is to write."""
 
 
+_TURN_SLICE = 0.1
+"""Seconds after which a thread that waits for its turn looks whether the turn was taken from the one that has it."""
+
+
 @contextmanager
 def turn(using: str, seconds: float) -> Iterator[bool]:
-    """Wait at most `seconds` for this thread's turn among those of the process; was it got?
+    """Wait at most `seconds` for this thread's turn among the writers of this process. Yields True if it got the turn.
 
-    Who waits here is told the moment that the writer lock is free, where the database would have him sleep and try
-    again. It decides nothing: without a turn, the database's own lock does.
+    A thread that waits here is woken as soon as the other has written; SQLite would let it sleep and try again. The
+    turn is no guarantee: without it, the database's own lock decides.
     """
-    lock = _turns[using]
-    got = lock.acquire(timeout=seconds)
+    started = clock.waiting_from()
+    while True:
+        lock = _turns[using]
+        left = seconds - clock.waited_since(started)
+        got = lock.acquire(timeout=max(0.0, min(left, _TURN_SLICE)))
+        if got or left <= 0:
+            break
     try:
         yield got
     finally:
         if got:
             lock.release()
+
+
+def take_turn_away(using: str) -> None:
+    """Let others have the turn, whoever has it now: that thread can write nothing any more."""
+    _turns[using] = guard()
 
 
 def _wait_in_line(connection: BaseDatabaseWrapper, run: Callable[[], T]) -> T:

@@ -14,7 +14,7 @@ from django.core.exceptions import ImproperlyConfigured
 from django.core.management.base import BaseCommand, CommandError, CommandParser
 from django.db import DatabaseError, NotSupportedError, connections
 
-from django_alkstore import signals
+from django_alkstore import registry, signals
 from django_alkstore.dialects import dialect_of
 from django_alkstore.dialects.transactions import is_contention, resolve_alias
 from django_alkstore.models import Job
@@ -23,6 +23,8 @@ from django_alkstore.runtime.loop import NotRegistered, refuse_in_memory
 from django_alkstore.services.patience import Patience
 
 EXIT_USAGE = 2
+EXIT_PIPE_CLOSED = 128 + 13
+"""What a shell reports of a tool that ended by SIGPIPE."""
 
 
 def positive_int(text: str) -> int:
@@ -67,6 +69,17 @@ class AlkstoreCommand(BaseCommand):
             "--database", help="Database alias. Default: ALKSTORE['DATABASE'], else the routers' choice."
         )
 
+    def get_check_kwargs(self, options: Any) -> Any:
+        """Let the checks connect to the database that the command works on."""
+        return {**super().get_check_kwargs(options), "databases": self._databases(options)}
+
+    def _databases(self, options: dict[str, Any]) -> list[str]:
+        try:
+            alias = options["database"] or resolve_alias(None)
+        except ImproperlyConfigured:
+            return []  # a check says so
+        return [alias] if alias in connections else []
+
     def handle(self, *args: Any, **options: Any) -> str | None:
         alias = options["database"] or resolve_alias(None)
         if alias not in connections:
@@ -101,6 +114,21 @@ class AlkstoreCommand(BaseCommand):
 
     def work(self, alias: str, options: dict[str, Any]) -> str | None:
         raise NotImplementedError
+
+
+class ReportCommand(AlkstoreCommand):
+    """A command that prints what it found, and ends."""
+
+    def run_from_argv(self, argv: list[str]) -> None:
+        try:
+            try:
+                super().run_from_argv(argv)
+            finally:
+                self.stdout.flush()
+        except BrokenPipeError:
+            # The reader, `head` for example, has read enough. Python would try to flush once more at its end.
+            os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+            raise SystemExit(EXIT_PIPE_CLOSED) from None
 
 
 class _StandardError:
@@ -200,3 +228,19 @@ class WorkerCommand(RunCommand):
             metavar="SECONDS",
             help="How long running handlers may take after SIGTERM. Default: 30.",
         )
+        parser.add_argument(
+            "--tolerant",
+            action="store_true",
+            help="If an alkstore module cannot be imported, run the handlers of the others. Default: status 2.",
+        )
+
+    def work(self, alias: str, options: dict[str, Any]) -> str | None:
+        broken = registry.broken_modules()
+        if broken and not options["tolerant"]:
+            modules = ", ".join(one.module for one in broken)
+            raise CommandError(
+                f"cannot be imported: {modules}; the log has the traceback. "
+                "To run the handlers of the other modules all the same, add --tolerant",
+                returncode=EXIT_USAGE,
+            )
+        return super().work(alias, options)

@@ -92,12 +92,22 @@ class Migration(migrations.Migration):
                 ),
                 (
                     "last_attempted_at",
-                    django_alkstore.fields.InstantField(help_text="The claim of the latest attempt.", null=True),
+                    django_alkstore.fields.InstantField(
+                        help_text="The claim of the latest attempt, given back or not; empty if none counts.",
+                        null=True,
+                    ),
                 ),
                 (
                     "worker_ids",
                     django_alkstore.fields.JSONTextField(
                         default=list, help_text="Who made each counted attempt; the last 20 at most."
+                    ),
+                ),
+                (
+                    "lock_errors",
+                    models.SmallIntegerField(
+                        default=0,
+                        help_text="Lock errors of the database in a row, whose attempts were given back.",
                     ),
                 ),
             ],

@@ -13,7 +13,7 @@ from django.db.backends.base.base import BaseDatabaseWrapper
 
 from django_alkstore import clock, signals
 from django_alkstore.dialects import dialect_of
-from django_alkstore.dialects.transactions import is_left_open
+from django_alkstore.dialects.transactions import is_left_open, take_turn_away
 from django_alkstore.runtime.event_loop import Host
 from django_alkstore.runtime.jobs import Run
 from django_alkstore.runtime.leadership import Leadership
@@ -106,6 +106,8 @@ class HandlerThread(threading.Thread):
             if self._run is run and self._connection is not None and self._connection.connection is not self._cut_off:
                 self._cut_off = self._connection.connection
                 dialect_of(self._connection).cut_off(self._connection)
+                if run.registration.atomic:
+                    take_turn_away(run.job.using)  # which an atomic handler has for as long as it runs
 
     def has_open_transaction(self, run: Run) -> bool:
         """True if its handler has a transaction open that was not cut off."""

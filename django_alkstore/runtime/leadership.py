@@ -48,6 +48,8 @@ class Leadership:
             self._watch.wait_for_bell(pause)
             return True
         with self._writer.turn():
+            if self._writer.trouble.pause():  # the keeper has met it meanwhile
+                return True
             try:
                 written = self._write_and_claim(me)
             except DatabaseReplaced:

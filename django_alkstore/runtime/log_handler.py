@@ -73,7 +73,8 @@ class BackgroundHandler(signals.FastHandler):
 
     def emit(self, record: logging.LogRecord) -> None:
         try:
-            message = self.format(record)
+            # A traceback that the handler asked for by `Retry` or `Discard` is no news.
+            message = record.getMessage() if getattr(record, "asked_for", False) else self.format(record)
         except Exception as error:  # noqa: BLE001  the arguments are foreign code's, and logging must not fail
             message = f"a log record of {record.pathname}:{record.lineno} cannot be formatted: {type(error).__name__}"
         self.add(record.levelno, message)

@@ -17,7 +17,6 @@ from django.utils import timezone, translation
 
 from django_alkstore import clock, failures, signals
 from django_alkstore.dialects import dialect_of
-from django_alkstore.dialects.forks import guard
 from django_alkstore.dialects.transactions import busy_timeout, is_contention, is_left_open, turn
 from django_alkstore.registry import Registration
 from django_alkstore.services import JobHandle
@@ -43,37 +42,6 @@ LONGEST_LOCK_PAUSE = 0.5
 """Seconds until the next attempt after a lock error; at least a fifth of it. Twice as long after each further one."""
 
 _random = random.Random()
-
-
-class _LockErrors:
-    """How many attempts of a job have ended with a lock error in a row, in this process."""
-
-    MOST_JOBS = 10_000
-
-    def __init__(self) -> None:
-        self._lock = guard()
-        self._counts: dict[tuple[str, int], int] = {}
-
-    def count(self, job: JobHandle) -> int | None:
-        """Count another one; how many there are now. None if the attempt is to be spent."""
-        key = (job.using, job.id)
-        with self._lock:
-            count = self._counts.pop(key, 0) + 1
-            if count > LOCK_ERRORS_IN_A_ROW:
-                return None
-            self._counts[key] = count
-            if len(self._counts) > self.MOST_JOBS:
-                del self._counts[next(iter(self._counts))]  # the one that was counted first
-            return count
-
-    def forget(self, job: JobHandle) -> None:
-        """The attempt ended in another way."""
-        if self._counts:  # no lock for this question, which is asked after every job
-            with self._lock:
-                self._counts.pop((job.using, job.id), None)
-
-
-_lock_errors = _LockErrors()
 
 
 def _do_nothing() -> None:
@@ -117,20 +85,18 @@ def perform(
         outcome = _outcome_of(job, error)
     else:
         _end_forked_child(process)
-        _lock_errors.forget(job)
         outcome = None if job.settled else outcome
     return Ending(outcome, clock.monotonic() - started, by_database)
 
 
 def _outcome_of(job: JobHandle, error: BaseException) -> Outcome:
-    if issubclass(type(error), OperationalError) and is_contention(job.using, cast("OperationalError", error)):
-        count = _lock_errors.count(job)
-        if count is not None:
-            delay = _random.uniform(LONGEST_LOCK_PAUSE / 5, LONGEST_LOCK_PAUSE) * 2 ** (count - 1)
-            return Outcome(Kind.GIVE_BACK, failures.describe(error)[0], delay=delay)
-    else:
-        _lock_errors.forget(job)
-    return outcome_of(error)
+    is_locked_out = issubclass(type(error), OperationalError) and is_contention(
+        job.using, cast("OperationalError", error)
+    )
+    if not is_locked_out or job.lock_errors >= LOCK_ERRORS_IN_A_ROW:
+        return outcome_of(error)
+    delay = _random.uniform(LONGEST_LOCK_PAUSE / 5, LONGEST_LOCK_PAUSE) * 2**job.lock_errors
+    return Outcome(Kind.GIVE_BACK, failures.describe(error)[0], delay=delay, lock_errors=job.lock_errors + 1)
 
 
 def _end_forked_child(process: int) -> None:
@@ -177,6 +143,7 @@ def announce_failure(job: JobHandle, outcome: Outcome, seconds: float) -> None:
         "error": outcome.error,
         "traceback": outcome.traceback,
         "asked_for": outcome.asked_for,
+        "exception": outcome.take_exception(),
     }
     wait = wait_before_retry(job, outcome)
     if wait is None:
@@ -219,6 +186,7 @@ def tidy_connections(own: str | None, *, afresh: bool = False) -> bool:
     thrown_away = False
     for connection in _thread.connections:
         connection.queries_log.clear()
+        connection.execute_wrappers.clear()
         if is_left_open(connection):
             _throw_away(connection)
             thrown_away = True

@@ -110,8 +110,6 @@ class Worker:
         with self._events.sends_for_this_thread():
             self._announce_start()
             try:
-                for thread in self._threads:
-                    thread.start()
                 with self._bell.rung_by_signals():
                     code = self._work()
             except BaseException as error:
@@ -145,18 +143,21 @@ class Worker:
             signals.emit(signals.crash_detection_off, reason=self._liveness.reason)
 
     def _work(self) -> int:
-        while True:
-            try:
-                self._keeper.look_after()
+        try:
+            self._keeper.look_after()  # leaves the sign of life, before a handler may keep the writer lock
+            for thread in self._threads:
+                thread.start()
+            while True:
                 code = self._verdict()
-            except DatabaseReplaced as error:
-                # Running handlers write to a file that nobody looks at any more, and so would this worker.
-                signals.emit(signals.database_replaced, error=error)
-                self.at_stop(THREADS_END)
-                return EXIT_REPLACED
-            if code is not None:
-                return code
-            self._keeper.sleep(self._grace_ends)
+                if code is not None:
+                    return code
+                self._keeper.sleep(self._grace_ends)
+                self._keeper.look_after()
+        except DatabaseReplaced as error:
+            # Running handlers write to a file that nobody looks at any more, and so would this worker.
+            signals.emit(signals.database_replaced, error=error)
+            self.at_stop(THREADS_END)
+            return EXIT_REPLACED
 
     def _verdict(self) -> int | None:
         """The exit code, as soon as there is one."""
@@ -182,6 +183,7 @@ class Worker:
         if self._state.is_stopping:
             return
         self._state.stop()
+        self._writer.trouble.try_at_once()
         self._stopping.set()
         self._grace_ends = clock.monotonic() + self.grace
         signals.emit(signals.worker_stopping, reason=self._stops[0], running=len(self._state.running()))
@@ -219,9 +221,10 @@ class Worker:
         """True if every thread has ended: no handler keeps one."""
         self._state.end()
         deadline = clock.monotonic() + (0.0 if self._state.overdue() or self._state.running() else THREADS_END)
-        for thread in self._threads:
+        started = [thread for thread in self._threads if thread.is_alive()]
+        for thread in started:
             thread.join(max(0.0, deadline - clock.monotonic()))
-        return not any(thread.is_alive() for thread in self._threads) and not event_loop.has_abandoned_threads()
+        return not any(thread.is_alive() for thread in started) and not event_loop.has_abandoned_threads()
 
     def _close(self) -> None:
         self._events.finish(LAST_EVENTS)

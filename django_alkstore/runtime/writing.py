@@ -21,7 +21,7 @@ from django_alkstore.dialects.forks import guard
 from django_alkstore.dialects.transactions import busy_timeout, is_contention, limit_wait_on, read_on, write_on
 from django_alkstore.runtime.jobs import LARGEST_BATCH, Plan, Result, Run
 from django_alkstore.services import JobHandle, outcomes
-from django_alkstore.services.claims import Swept, bury_unreadable, handles_of, sweep_batch
+from django_alkstore.services.claims import Swept, announce_unreadable, bury_unreadable, handles_of, sweep_batch
 from django_alkstore.services.outcomes import Kind
 from django_alkstore.services.patience import Patience
 
@@ -79,6 +79,10 @@ class Trouble:
         else:
             pause = self._patience.after(error)
         self._paused_until = clock.monotonic() + pause
+
+    def try_at_once(self) -> None:
+        """End the pause: the worker is told to stop."""
+        self._paused_until = 0.0
 
     def is_over(self) -> None:
         """An attempt has succeeded."""
@@ -227,7 +231,8 @@ class Writer:
     def bury_unreadable(self, rows: list[tuple[ClaimedJob, Exception]]) -> None:
         """Make claimed jobs dead that cannot be read. Needs the turn."""
         for row, error in rows:
-            write_on(self.connection, partial(bury_unreadable, row, error))
+            if write_on(self.connection, partial(bury_unreadable, row, error)):
+                announce_unreadable(row, error)
 
 
 def _kept(claimed: list[JobHandle], db: Operations) -> list[JobHandle]:

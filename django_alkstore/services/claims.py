@@ -122,10 +122,13 @@ def _renewed(claimed: list[JobHandle]) -> list[JobHandle]:
 def _bury(alias: str, broken: list[tuple[ClaimedJob, Exception]]) -> None:
     for row, error in broken:
         try:
-            write_statement(alias, partial(bury_unreadable, row, error))
+            is_dead = write_statement(alias, partial(bury_unreadable, row, error))
         except OperationalError as failure:
             # What else was claimed must not be lost for it; this one comes back when its lease lapses.
             signals.emit(signals.database_trouble, doing=f"burying job {row.id}", error=failure, pause=0.0)
+        else:
+            if is_dead:
+                after_commit(alias, partial(announce_unreadable, row, error))
 
 
 def handles_of(alias: str, rows: list[ClaimedJob]) -> tuple[list[JobHandle], list[tuple[ClaimedJob, Exception]]]:
@@ -140,14 +143,24 @@ def handles_of(alias: str, rows: list[ClaimedJob]) -> tuple[list[JobHandle], lis
     return handles, broken
 
 
-def bury_unreadable(row: ClaimedJob, error: Exception, db: Operations) -> None:
-    """Make a claimed job that cannot be read dead, at once: no attempt can help."""
+def bury_unreadable(row: ClaimedJob, error: Exception, db: Operations) -> bool:
+    """Make a claimed job dead that cannot be read, since no attempt can help. False if its lease was lost.
+
+    May run again after contention. Call `announce_unreadable` once it is committed.
+    """
     now = clock.now_us()
-    reason = f"unreadable payload: {error}"
-    described = failures.describe(error)._replace(error=failures.describe(reason).error, traceback="")
+    described = failures.describe(error)._replace(error=failures.describe(_reason(error)).error, traceback="")
     entry = failures.failure(row.attempts, from_us(now), described)
-    if db.bury((row.id, row.fence, now), now, failures.append(row.errors, entry), entry["error"]):
-        signals.emit(signals.job_unreadable, job_id=row.id, queue=row.queue, reason=reason)
+    return db.bury((row.id, row.fence, now), now, failures.append(row.errors, entry), entry["error"])
+
+
+def announce_unreadable(row: ClaimedJob, error: Exception) -> None:
+    """Announce that `bury_unreadable` has made the job dead."""
+    signals.emit(signals.job_unreadable, job_id=row.id, queue=row.queue, attempt=row.attempts, reason=_reason(error))
+
+
+def _reason(error: Exception) -> str:
+    return f"unreadable payload: {error}"
 
 
 def sweep(queue: str | None = None, *, using: str | None = None) -> int:

@@ -4,6 +4,7 @@ import asyncio
 import threading
 from collections.abc import Awaitable, Callable, Iterable
 from datetime import datetime
+from functools import partial
 from inspect import isasyncgen, isawaitable, isgenerator
 from typing import Any
 
@@ -90,7 +91,7 @@ class JobHandle:
         "payload",
         "queue",
         "refused",
-        "settled",
+        "settled_by",
         "settling",
         "using",
     )
@@ -99,8 +100,8 @@ class JobHandle:
         """`ValueError` and its kind where the stored row cannot be read."""
         if not isinstance(row.visibility_timeout, (int, float)) or not isinstance(row.backoff_base, (int, float)):
             raise TypeError("its visibility timeout or its backoff base is not a number")
-        if not isinstance(row.max_attempts, int):
-            raise TypeError("its maximum of attempts is not a whole number")
+        if not isinstance(row.max_attempts, int) or not isinstance(row.lock_errors, int):
+            raise TypeError("its maximum of attempts or its count of lock errors is not a whole number")
         self._row = row
         self.using = using
         self.id: int = row.id
@@ -113,8 +114,8 @@ class JobHandle:
         self.fence: int = row.fence
         self.jitter = backoff.rng.random()
         """From 0 to 1: how much of `BACKOFF_JITTER` is added to the wait if this attempt fails."""
-        self.settled = False
-        """Did one of this handle's own calls end the claim, and was that committed?"""
+        self.settled_by: Outcome | None = None
+        """The outcome by which one of this handle's own calls ended the claim, once that is committed."""
         self.settling = False
         """True once one of them has done so in an open transaction, which may still be rolled back."""
         self.refused = False
@@ -124,6 +125,11 @@ class JobHandle:
 
     def __repr__(self) -> str:
         return f"<JobHandle {self.id} in {self.queue}, attempt {self.attempt} of {self.max_attempts}>"
+
+    @property
+    def settled(self) -> bool:
+        """True once one of this handle's own calls has ended the claim, and that is committed."""
+        return self.settled_by is not None
 
     def claim(self, held_at: int) -> Claim:
         """The claim, whose lease must not have run out at `held_at` (microseconds)."""
@@ -184,6 +190,11 @@ class JobHandle:
     def history(self) -> bytes:
         """The errors so far, as stored."""
         return self._row.errors
+
+    @property
+    def lock_errors(self) -> int:
+        """How many attempts in a row have ended with a lock error of the database and were given back."""
+        return self._row.lock_errors
 
     @property
     def lease_lost(self) -> threading.Event:
@@ -252,7 +263,7 @@ class JobHandle:
             self._note_refusal()
             mark_for_rollback(self.using)
             raise LeaseLost(self.id)
-        self._settle_at_commit()
+        self._settle_at_commit(outcomes.ACK)
 
     def hold(self, duration: float) -> bool:
         """In the caller's open transaction: take the writer lock, and lease for `duration` seconds from now.
@@ -270,25 +281,26 @@ class JobHandle:
     def finish(self) -> None:
         """In the transaction that `hold` has begun: ack, unless the job has been settled in it."""
         if write_statement(self.using, lambda db: outcomes.apply(db, self, outcomes.ACK, clock.now_us(), UNTAKEN)):
-            self._settle_at_commit()
+            self._settle_at_commit(outcomes.ACK)
 
-    def _settle_at_commit(self) -> None:
-        """Now, or when the open transaction is committed: a savepoint may still take it back."""
+    def _settle_at_commit(self, outcome: Outcome) -> None:
+        """Now, or when the open transaction is committed: a rollback to a savepoint may still undo it."""
         connection = connections[self.using]
         if connection.in_atomic_block:
             self.settling = True
-            transaction.on_commit(self._mark_settled, using=self.using)
+            transaction.on_commit(partial(self._mark_settled, outcome), using=self.using)
         elif connection.autocommit:  # known: it has just written
-            self._mark_settled()
+            self._mark_settled(outcome)
 
-    def _mark_settled(self) -> None:
-        self.settled = True
+    def _mark_settled(self, outcome: Outcome) -> None:
+        # Without the exception, which refers to frames that refer to this handle.
+        self.settled_by = outcome._replace(raised=None)
 
     def settle(self, outcome: Outcome) -> bool:
         """End the claim with `outcome`, which the methods above are made of."""
         done = write_statement(self.using, lambda db: outcomes.apply(db, self, outcome, clock.now_us()))
         if done:
-            self._settle_at_commit()
+            self._settle_at_commit(outcome)
         else:
             self._note_refusal()
         return done

@@ -9,6 +9,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from datetime import timedelta
+from functools import cached_property
 from typing import Literal
 
 from django.db import DatabaseError, NotSupportedError, connections
@@ -25,7 +26,6 @@ from django_alkstore.models import Job, Lock, Schedule, State
 from django_alkstore.names import describe_queue
 from django_alkstore.services import presence
 from django_alkstore.services.leader import LEADERSHIP_TTL
-from django_alkstore.services.locks import holder
 from django_alkstore.services.maintenance import UPKEEP_INTERVAL
 from django_alkstore.specs import parse_spec
 
@@ -234,14 +234,18 @@ class _Examination:
                 "wal", f"a reader that does not end holds up {mebibytes:.0f} MiB of the write-ahead log, which grows"
             )
 
+    @cached_property
+    def _present(self) -> presence.Presence:
+        """Which workers and which leader are there, read once."""
+        return presence.look(self.alias)
+
     def _look_at_queues(self) -> None:
         now = clock.now_us()
         moments = read(self.alias, lambda db: db.next_claims(self.queues or db.live_queues()))
         ages = {queue: (now - since) / SECOND for queue, since in moments.items() if since is not None}
-        present = presence.look(self.alias)
-        if present.crash_detection_off is not None:
-            text = "crash detection is off, so the jobs of a killed worker wait for their leases"
-            self.health.warning("crash_detection", f"{text}: {present.crash_detection_off}")
+        present = self._present
+        if present.crash_detection is not None:
+            self.health.warning("crash_detection", present.crash_detection)
         for queue, waited in ages.items():
             self._look_for_workers(queue, waited, present)
             if waited > self.limits.max_age:
@@ -289,7 +293,7 @@ class _Examination:
                         f"schedule {name} fires in {age(-waited)} only, though its spec is {spec}: the clock once ran"
                     )
                     self.health.error("clock", f"{text} ahead; declare the schedule again", name)
-        if due and holder(names.LEADERSHIP_LOCK, using=self.alias) is None:
+        if due and self._present.leader is None:
             which = f"{len(due)} schedules have" if len(due) > 1 else "1 schedule has"
             self.health.error("no_leader", f"{which} been due for up to {age(max(due))}, and no scheduler leads")
 

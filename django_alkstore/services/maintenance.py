@@ -2,14 +2,16 @@
 
 from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
+from functools import partial
 from typing import TypeVar
 
 from django_alkstore import clock, conf, signals
 from django_alkstore.clock import FIRST_US, SECOND, from_us
-from django_alkstore.dialects.transactions import resolve_alias, write_statement, write_transaction
+from django_alkstore.dialects.transactions import after_commit, resolve_alias, write_statement, write_transaction
 from django_alkstore.durations import Duration, seconds
 from django_alkstore.exceptions import InvalidOption, shown
 from django_alkstore.models import Job, State
+from django_alkstore.names import queue_named
 from django_alkstore.services import presence
 from django_alkstore.services.claims import sweep_once
 
@@ -70,11 +72,12 @@ def delete_finished(
 ) -> dict[str, int]:
     """Delete finished jobs whatever the settings keep: how many, by state.
 
-    `queue`: those of this queue only, by its full name. `state`: `completed`, `dead` or `cancelled`; default all three.
-    `older_than`: those that finished at least so many seconds ago. Live jobs are never deleted. Works in short
-    transactions, as `prune`.
+    `queue`: only those of this queue; `outbox:NAME` names an outbox. `state`: `completed`, `dead` or `cancelled`;
+    default all three. `older_than`: those that finished at least so many seconds ago. Live jobs are never deleted.
+    Works in short transactions, as `prune`.
     """
     alias = resolve_alias(using)
+    name = None if queue is None else queue_named(queue)
     age = seconds("older_than", older_than, zero=True)
     if state is not None and state not in FINISHED_STATES:
         raise InvalidOption(f"state must be one of {', '.join(FINISHED_STATES)}, not {shown(state)}")
@@ -82,13 +85,13 @@ def delete_finished(
     removed = {}
     for chosen in FINISHED_STATES if state is None else (state,):
         jobs = Job.objects.using(alias).filter(state=chosen, finished_at__lte=before)
-        if queue is not None:
-            jobs = jobs.filter(queue=queue)
+        if name is not None:
+            jobs = jobs.filter(queue=name)
         # Read first, without the writer lock: among many jobs of other queues, finding a batch may take long.
         ids = list(jobs.order_by("finished_at").values_list("pk", flat=True))
         removed[chosen] = sum(delete_batch(alias, batch) for batch in batches(ids, PRUNE_BATCH))
     if any(removed.values()):
-        signals.emit(signals.jobs_pruned, removed=removed)
+        after_commit(alias, partial(signals.emit, signals.jobs_pruned, removed=removed))
     return removed
 
 
@@ -113,7 +116,8 @@ class Upkeep:
     def __init__(
         self, alias: str, queues: Iterable[str] = (), worker_id: str | None = None, liveness: str | None = None
     ) -> None:
-        """`queues`: those to sweep. A worker sweeps its own only: other workers may know handlers that it does not.
+        """`queues`: those to sweep, since a worker whose threads are all busy claims nothing, and so sweeps nothing.
+        A worker sweeps its own queues only: other workers may know handlers that it does not.
 
         `worker_id` and `liveness`: the worker's `Liveness.holder` and `.file`; without an id no sign is left.
         """
@@ -123,13 +127,17 @@ class Upkeep:
         self._liveness = liveness
         self._due_at = self._sign_due_at = clock.monotonic()
         self._removed: Counter[str] = Counter()
+        self._is_pruned = False
+        """True once this round has found nothing more to prune."""
+        self._unswept = list(self._queues)
+        """The queues in which this round may find more to sweep."""
 
     def due_in(self) -> float:
         """Seconds until the next step; 0 where it is due."""
         return max(0.0, self._due_at - clock.monotonic())
 
     def step(self, as_of: int | None = None) -> None:
-        """If it is time: prune one batch, or sweep one batch of each queue. Due again at once while there is more.
+        """If it is time: prune one batch, or sweep one batch of one queue. Due again at once until the round is over.
 
         `as_of`: the moment (microseconds; default: now) at which a job must have lapsed to be swept.
         """
@@ -137,15 +145,19 @@ class Upkeep:
             return
         if clock.monotonic() >= self._sign_due_at:
             self._sign()
-        batch = prune_batch(self.alias)
-        self._removed.update(batch)
-        if batch:
-            return
-        # A worker whose threads are all busy claims nothing, and so sweeps nothing on the way.
-        swept = [sweep_once(self.alias, queue, as_of) for queue in self._queues]
-        if any(swept):
-            return
+        if not self._is_pruned:
+            batch = prune_batch(self.alias)
+            self._removed.update(batch)
+            self._is_pruned = not batch
+        elif not sweep_once(self.alias, self._unswept[-1], as_of):
+            self._unswept.pop()
+        if self._is_pruned and not self._unswept:
+            self._end_round()
+
+    def _end_round(self) -> None:
         self._due_at = clock.monotonic() + UPKEEP_INTERVAL
+        self._is_pruned = False
+        self._unswept = list(self._queues)
         if self._removed:
             signals.emit(signals.jobs_pruned, removed=dict(self._removed))
             self._removed.clear()

@@ -20,6 +20,23 @@ class Kind(Enum):
     GIVE_BACK = auto()  # pending again, the attempt not counted
 
 
+class Raised:
+    """The exception that ended an attempt, for the announcement of the failure.
+
+    It refers to frames of the worker, which refer to the outcome. Whoever takes it breaks that cycle.
+    """
+
+    __slots__ = ("_exception",)
+
+    def __init__(self, exception: BaseException) -> None:
+        self._exception: BaseException | None = exception
+
+    def take(self) -> BaseException | None:
+        """The exception, the first time; then None."""
+        exception, self._exception = self._exception, None
+        return exception
+
+
 class Outcome(NamedTuple):
     """One attempt's end."""
 
@@ -30,8 +47,21 @@ class Outcome(NamedTuple):
     """The dotted path of the exception's class; empty if there is none."""
     delay: float | None = None
     """Seconds; for RETRY `None` is the curve, for GIVE_BACK `None` leaves `run_at` as it was."""
+    lock_errors: int | None = None
+    """For GIVE_BACK: the job's lock errors in a row from now on; `None` leaves them as they were."""
     asked_for: bool = False
-    """Did the handler ask for it by `Retry` or `Discard`? Then its traceback is no news."""
+    """True if the handler asked for it by `Retry` or `Discard`. Then its traceback is no news."""
+    raised: Raised | None = None
+    """What the handler raised, if the outcome is a failed attempt."""
+
+    @property
+    def is_failure(self) -> bool:
+        """True if the attempt counts as failed."""
+        return self.kind in (Kind.RETRY, Kind.FAIL)
+
+    def take_exception(self) -> BaseException | None:
+        """What the handler raised; None if it raised nothing, or if this was called before."""
+        return None if self.raised is None else self.raised.take()
 
 
 ACK = Outcome(Kind.ACK)
@@ -73,22 +103,28 @@ def fail(error: object) -> Outcome:
 
 
 def outcome_of(error: BaseException) -> Outcome:
-    """What a handler asked for by raising `error`. A request that makes no sense is a failed attempt."""
+    """What a handler that has ended asked for by raising `error`. A request that makes no sense is a failed attempt.
+
+    The local variables of the handler are released.
+    """
     try:
-        return _asked_for(error)
+        outcome = _asked_for(error)
     except Exception as nonsense:  # noqa: BLE001  the handler's exception may do anything when it is looked at
-        return retry(nonsense)
+        outcome = retry(nonsense)._replace(raised=Raised(nonsense))
+        failures.clear_locals(nonsense)
+    failures.clear_locals(error)
+    return outcome
 
 
 def _asked_for(error: BaseException) -> Outcome:
     kind = type(error)  # `isinstance` would ask the error itself
     if issubclass(kind, Snooze):
-        return Outcome(Kind.GIVE_BACK, delay=_delay(getattr(error, "delay", None)))
+        return Outcome(Kind.GIVE_BACK, delay=_delay(getattr(error, "delay", None)), lock_errors=0)
     if issubclass(kind, Discard):
-        return fail(error)._replace(asked_for=True)
+        return fail(error)._replace(asked_for=True, raised=Raised(error))
     if issubclass(kind, Retry):
-        return retry(error, getattr(error, "delay", None))._replace(asked_for=True)
-    return retry(error)
+        return retry(error, getattr(error, "delay", None))._replace(asked_for=True, raised=Raised(error))
+    return retry(error)._replace(raised=Raised(error))
 
 
 def wait_before_retry(job: Claimed, outcome: Outcome) -> float | None:
@@ -118,7 +154,8 @@ def apply(db: Operations, job: Claimed, outcome: Outcome, now: int, held_at: int
     if outcome.kind is Kind.ACK:
         return bool(ack_all(db, [claim], now))
     if outcome.kind is Kind.GIVE_BACK:
-        return db.give_back(claim, None if outcome.delay is None else _later(now, outcome.delay))
+        run_at = None if outcome.delay is None else _later(now, outcome.delay)
+        return db.give_back(claim, run_at, outcome.lock_errors)
     entry = failures.failure(
         job.attempt, from_us(now), failures.Described(outcome.error, outcome.traceback, outcome.exception)
     )

@@ -59,8 +59,8 @@ class Presence(NamedTuple):
     """Queues of which a worker is known to be dead, and none is alive or suspended."""
     leader: Lock | None
     """The scheduler's leadership, if it lasts and its process is not known to be dead."""
-    crash_detection_off: str | None
-    """Why leases alone decide, for all or some workers; `None` if crash detection works, or nobody needs it."""
+    crash_detection: str | None
+    """What is wrong with crash detection, in one sentence; `None` if it works, or nobody needs it."""
 
 
 def leave(alias: str, worker_id: str, queues: Sequence[str], liveness: str | None = None) -> None:
@@ -108,7 +108,7 @@ def look(alias: str) -> Presence:
     with LivenessView(alias) as view:
         workers = _workers(alias, view)
         served, deserted = _queues(alias, view, workers)
-        return Presence(workers, served, deserted, _leader(alias, view), view.reason or _off_for_some(workers))
+        return Presence(workers, served, deserted, _leader(alias, view), _crash_detection(view, workers))
 
 
 def _workers(alias: str, view: LivenessView) -> list[Worker]:
@@ -157,6 +157,13 @@ def _queues(alias: str, view: LivenessView, workers: list[Worker]) -> tuple[set[
 def _leader(alias: str, view: LivenessView) -> Lock | None:
     row = Lock.objects.using(alias).filter(name=names.LEADERSHIP_LOCK, expires_at__gt=clock.now()).first()
     return None if row is None or view.is_dead(row.owner, row.liveness) else row
+
+
+def _crash_detection(view: LivenessView, workers: list[Worker]) -> str | None:
+    if view.is_blind:
+        return f"this command cannot see whether workers live: {view.reason}"
+    reason = view.reason or _off_for_some(workers)
+    return reason and f"crash detection is off, so the jobs of a killed worker wait for their leases: {reason}"
 
 
 def _off_for_some(workers: list[Worker]) -> str | None:

@@ -223,6 +223,7 @@ def _instance(alias: str, job_id: int, job: NewJob, payload: Any) -> Job:
         "started_at": None,
         "last_attempted_at": None,
         "worker_ids": [],
+        "lock_errors": 0,
     }
     return instance
 

@@ -57,54 +57,56 @@ class Recovery:
         self._looks = deque(now + after for after in LOOKS_AFTER_EVENT)
 
     def step(self) -> int:
-        """Look, if it is time: how many jobs of dead workers were recovered.
+        """Look, if it is time, and recover one batch of jobs in a short transaction: how many.
 
-        Works in short transactions; one that is interrupted keeps its progress and is continued at the next step.
+        The next step is due at once while there may be more.
         """
         if self.due_in() > 0:
             return 0
-        recovered = recover(self.alias, self._liveness)
         now = clock.waiting_from()
+        recovered = recover_batch(self.alias, self._liveness)
+        if recovered:
+            return recovered
         while self._looks and self._looks[0] <= now:
             self._looks.popleft()
         if not self._looks:
             self._looks.append(now + (LOOK_EVERY_UNTOLD if self._liveness.fileno() is None else LOOK_EVERY))
-        return recovered
+        return 0
 
 
-def recover(alias: str, liveness: Liveness) -> int:
-    """Recover every job whose worker is known to be dead: how many."""
+def recover_batch(alias: str, liveness: Liveness) -> int:
+    """Recover one batch of jobs of one worker that is known to be dead: how many. 0 if there is nothing to recover."""
     file = liveness.file
     if file is None:
         return 0
-    workers = read(alias, lambda db: db.claiming_workers(file))
-    return sum(_recover_from(alias, worker_id, file) for worker_id in workers if liveness.is_dead(worker_id, file))
+    for worker_id in read(alias, lambda db: db.claiming_workers(file)):
+        if liveness.is_dead(worker_id, file):
+            # A worker's id is never used again, so that a dead worker stays dead.
+            batch = write_operations(alias, partial(_recover_from, worker_id, file))
+            if batch:
+                after_commit(alias, partial(_announce, worker_id, batch))
+                return len(batch)
+    return 0
 
 
-def _recover_from(alias: str, worker_id: str, file: str) -> int:
-    """Recover the jobs of one dead worker. Its id is never used again, so that it stays dead."""
-    count = 0
-    while batch := write_operations(alias, partial(_recover_batch, worker_id, file)):
-        after_commit(alias, partial(_announce, worker_id, batch))
-        count += len(batch)
-    return count
-
-
-def _recover_batch(worker_id: str, file: str, db: Operations) -> list[Recovered]:
+def _recover_from(worker_id: str, file: str, db: Operations) -> list[Recovered]:
+    """The jobs that were changed. None is, for example, if a lease ends before every moment: it is left to a sweep."""
     now = clock.now_us()
-    return [_recover_job(db, job, now) for job in db.abandoned(worker_id, file, BATCH)]
+    recovered = [_recover_job(db, job, now) for job in db.abandoned(worker_id, file, BATCH)]
+    return [job for job in recovered if job is not None]
 
 
-def _recover_job(db: Operations, job: AbandonedJob, now: int) -> Recovered:
-    """End the attempt, which counts. The writer lock is held, so no other process can change the claim meanwhile."""
+def _recover_job(db: Operations, job: AbandonedJob, now: int) -> Recovered | None:
+    """End the attempt, which counts. None if the claim no longer holds."""
     entry = failures.failure(job.attempts, from_us(now), failures.describe_reason(failures.WORKER_DIED))
     errors = failures.append(job.errors, entry)
     claim = (job.id, job.fence, UNTAKEN)
-    if job.attempts >= job.max_attempts:
-        db.bury(claim, now, errors, failures.WORKER_DIED)
-        return Recovered(job.id, job.queue, dead=True)
-    db.retry(claim, _next_run_at(job, now), errors, failures.WORKER_DIED)
-    return Recovered(job.id, job.queue, dead=False)
+    dead = job.attempts >= job.max_attempts
+    if dead:
+        took_effect = db.bury(claim, now, errors, failures.WORKER_DIED)
+    else:
+        took_effect = db.retry(claim, _next_run_at(job, now), errors, failures.WORKER_DIED)
+    return Recovered(job.id, job.queue, dead) if took_effect else None
 
 
 def _next_run_at(job: AbandonedJob, now: int) -> int:

@@ -1,11 +1,13 @@
 """`alkstore_health`: what it finds, what it prints and what it ends with."""
 
+import errno
 import json
+import os
 import shutil
 import signal
 import sqlite3
 from collections.abc import Callable, Iterator
-from contextlib import closing
+from contextlib import closing, contextmanager
 from datetime import timedelta
 from io import StringIO
 from pathlib import Path
@@ -19,8 +21,9 @@ from django.test import override_settings
 from django_alkstore import clock as clock_module
 from django_alkstore.clock import ManualClock
 from django_alkstore.dialects import dialect_of
-from django_alkstore.dialects.liveness import Liveness
+from django_alkstore.dialects.liveness import SUFFIX, Liveness
 from django_alkstore.models import Job, Lock, Schedule
+from django_alkstore.names import LEADERSHIP_LOCK
 from django_alkstore.services import (
     claim_batch,
     enqueue,
@@ -32,6 +35,8 @@ from django_alkstore.services import (
     presence,
     schedule,
 )
+from django_alkstore.services.leader import LEADERSHIP_TTL
+from django_alkstore.services.locks import LockHandle
 from tests.claimer import claim
 from tests.ledger.tools import database, row, variant, wait_for_state, writer_lock
 from tests.processes import Process, wait_until
@@ -147,9 +152,11 @@ def test_each_finding_is_one_line_below_the_verdict(clock: ManualClock) -> None:
     code, out = run()
     verdict, *lines = out.splitlines()
     assert (code, verdict) == (1, "unhealthy")
-    lines = [line for line in lines if not line.startswith("warning: ")]
-    assert lines[0] == "error: queue mail: work has been due for 1 min 40 s, and no live worker is there for it"
-    assert lines[1].startswith("error: schedule odd name\N{REPLACEMENT CHARACTER} fires in 23 h 58 min only")
+    lines = [line for line in lines if not line.startswith("warning ")]
+    assert (
+        lines[0] == "error no_worker: queue mail: work has been due for 1 min 40 s, and no live worker is there for it"
+    )
+    assert lines[1].startswith("error clock: schedule odd name\N{REPLACEMENT CHARACTER} fires in 23 h 58 min only")
     assert len(lines) == 2
 
 
@@ -409,6 +416,41 @@ def test_schedules_that_are_due_need_a_leader(clock: ManualClock) -> None:
     assert findings() == [("error", "no_leader", None)]
 
 
+def test_the_leadership_of_a_dead_process_is_no_leader(clock: ManualClock) -> None:
+    schedule("often", "@every 5s", "mail")
+    clock.advance(36)
+    with Liveness("default") as liveness:
+        assert LockHandle(LEADERSHIP_LOCK, LEADERSHIP_TTL, liveness.holder, "default", liveness).acquire()
+        assert findings() == []
+    assert findings() == [("error", "no_leader", None)]
+
+
+def test_a_file_that_this_command_cannot_open_says_nothing_of_the_workers(clock: ManualClock) -> None:
+    place = Path(f"{Path(database()).resolve()}{SUFFIX}")
+    with moved_away(place):
+        place.symlink_to("/etc/hostname")  # which is never opened, whoever runs this
+        text = text_of("crash_detection")
+        place.unlink()
+    assert text == (
+        f"this command cannot see whether workers live: the file {place} cannot be opened: {os.strerror(errno.ELOOP)}"
+    )
+
+
+@contextmanager
+def moved_away(path: Path) -> Iterator[None]:
+    """Inside the block the file, which may be absent, has another name."""
+    there = path.exists()
+    other = path.with_name("moved-away")
+    if there:
+        path.rename(other)
+    try:
+        yield
+    finally:
+        path.unlink(missing_ok=True)
+        if there:
+            other.rename(path)
+
+
 def test_jobs_that_died_in_the_last_hour_are_a_warning_unless_there_may_be_so_many_only(clock: ManualClock) -> None:
     enqueue_many("mail", [None] * 2)
     for job in claim_batch("mail", "me", 2):
@@ -638,7 +680,7 @@ def test_whatever_else_goes_wrong_is_a_finding_and_hides_nothing(
 ) -> None:
     enqueue("mail", None)
     clock.advance(31)
-    monkeypatch.setattr(health, "holder", lambda *_, **__: 1 / 0)
+    monkeypatch.setattr(health, "parse_spec", lambda *_, **__: 1 / 0)
     schedule("often", "@every 1s", "mail")
     clock.advance(60)
     assert findings() == [("error", "no_worker", "mail"), ("error", "broken", None)]

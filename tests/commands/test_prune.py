@@ -9,7 +9,7 @@ from django.db import connection
 
 from django_alkstore.ages import parse_age
 from django_alkstore.clock import ManualClock
-from django_alkstore.exceptions import InvalidOption
+from django_alkstore.exceptions import InvalidName, InvalidOption, ReservedName
 from django_alkstore.models import Job
 from django_alkstore.services import cancel, claim_batch, delete_finished, enqueue, enqueue_many, outbox
 from django_alkstore.services.maintenance import PRUNE_BATCH
@@ -85,6 +85,18 @@ def test_a_wrong_option_is_refused_and_nothing_is_deleted(clock: ManualClock, ar
     with pytest.raises(CommandError):
         run(*arguments)
     assert left() == before
+
+
+def test_the_service_takes_the_names_that_the_command_takes(clock: ManualClock) -> None:
+    enqueue("hooks", None)
+    outbox("hooks").enqueue(None)
+    Job.objects.update(state="dead", finished_at=clock.now())
+    assert delete_finished(queue="outbox:hooks")["dead"] == 1
+    assert left() == [("hooks", "dead")]
+    with pytest.raises(InvalidName, match="outbox name is empty"):
+        delete_finished(queue="outbox:")
+    with pytest.raises(ReservedName):
+        delete_finished(queue="__alkstore_outbox:hooks")
 
 
 def test_many_are_deleted_in_batches(clock: ManualClock) -> None:

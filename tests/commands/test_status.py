@@ -1,8 +1,11 @@
 """Section 8: `alkstore_status` and `alkstore_prune`."""
 
 import json
+import os
 import re
 import sqlite3
+import subprocess
+import sys
 from dataclasses import asdict
 from datetime import timedelta
 from io import StringIO
@@ -14,6 +17,7 @@ from django.db import OperationalError
 from django.test import override_settings
 
 from django_alkstore.clock import ManualClock
+from django_alkstore.dialects.liveness import Liveness
 from django_alkstore.models import Job, Lock, Schedule
 from django_alkstore.services import (
     cancel,
@@ -23,6 +27,7 @@ from django_alkstore.services import (
     lock,
     outbox,
     pause_schedule,
+    presence,
     queue_stats,
     schedule,
 )
@@ -190,6 +195,47 @@ def test_due_jobs_that_nobody_is_registered_for_are_named(clock: ManualClock) ->
     Job.objects.filter(queue="mail-old").delete()
     enqueue("noop", None)
     assert "no handler" not in run("alkstore_status")
+
+
+def test_due_jobs_whose_handler_no_running_worker_knows_are_named(clock: ManualClock) -> None:
+    enqueue_many("noop", [None] * 2)
+    outbox("mail").enqueue(None)
+    enqueue("record", None)
+    enqueue("async", None, delay=60)
+    assert "no running worker" not in run("alkstore_status")  # no worker runs: health says so
+    with Liveness("default") as liveness:
+        presence.leave("default", liveness.holder, ["record"], liveness.file)
+        (line,) = [line for line in run("alkstore_status").splitlines() if "no running worker" in line]
+        assert line == (
+            "1 due in outbox mail, 2 due in queue noop: they have handlers, but no running worker knows them; "
+            "restart the workers, or start one for them."
+        )
+        presence.leave("default", liveness.holder, ["record", "noop", "__alkstore_outbox:mail"], liveness.file)
+        assert "no running worker" not in run("alkstore_status")
+    assert "no running worker" not in run("alkstore_status")
+
+
+def test_a_worker_that_is_suspended_knows_its_queue(clock: ManualClock) -> None:
+    with Liveness("default") as suspended, Liveness("default") as alive:
+        presence.leave("default", suspended.holder, ["noop"], suspended.file)
+        clock.advance(presence.TTL + 1)
+        presence.leave("default", alive.holder, ["record"], alive.file)
+        enqueue("noop", None)
+        assert "no running worker" not in run("alkstore_status")
+
+
+@pytest.mark.parametrize("command", ["alkstore_status", "alkstore_prune", "alkstore_health"])
+def test_a_reader_that_closes_the_pipe_ends_the_command_quietly(command: str) -> None:
+    reading, writing = os.pipe()
+    os.close(reading)
+    environment = {"DJANGO_SETTINGS_MODULE": "tests.settings", "ALKSTORE_TEST_DATABASE": database()}
+    ended = subprocess.run(
+        [sys.executable, "-m", "django", command],
+        stdout=writing, stderr=subprocess.PIPE, env={**os.environ, **environment}, check=False, text=True,
+    )  # fmt: skip
+    os.close(writing)
+    assert "BrokenPipeError" not in ended.stderr
+    assert ended.returncode == 141
 
 
 def test_two_hundred_queues_that_nobody_is_registered_for_make_one_line(clock: ManualClock) -> None:

@@ -277,11 +277,22 @@ for command in ("run_queue", "run_outbox", "run_alkstore", "run_schedules"):
 # Broken modules
 
 
+@pytest.mark.parametrize("command", ["run_queue", "run_outbox", "run_alkstore"])
+def test_f051_a_worker_with_a_module_that_cannot_be_imported_ends_with_status_2(start: Start, command: str) -> None:
+    good = enqueue("noop", None)
+    process = start(command, **variant(FIRST_APPS=["tests.ledger.broken"]))
+    assert process.wait() == 2
+    assert process.output.count("Traceback (most recent call last)") == 1
+    assert "CommandError: cannot be imported: tests.ledger.broken.alkstore; the log" in process.output
+    assert "worker started" not in process.output
+    assert (row(good.pk).state, row(good.pk).attempts) == ("pending", 0)
+
+
 @pytest.mark.parametrize("breakage", ["error", "exit"])
-def test_f051_a_module_that_cannot_be_imported_stops_no_worker(start: Start, breakage: str) -> None:
+def test_f051_a_module_that_cannot_be_imported_stops_no_tolerant_worker(start: Start, breakage: str) -> None:
     half, good = enqueue("half", None), enqueue("noop", None)
     apps = variant(FIRST_APPS=["tests.ledger.broken"])
-    process = start("run_queue", ALKSTORE_TEST_BREAKAGE=breakage, **apps)
+    process = start("run_queue", "--tolerant", ALKSTORE_TEST_BREAKAGE=breakage, **apps)
     wait_for_state("completed", good.pk)
     process.wait_for(f"completed job {good.pk} ")
     assert (row(half.pk).state, row(half.pk).attempts) == ("pending", 0)
@@ -291,12 +302,13 @@ def test_f051_a_module_that_cannot_be_imported_stops_no_worker(start: Start, bre
 
 
 def test_a_half_registered_queue_is_as_good_as_not_registered(start: Start) -> None:
-    process = start("run_queue", "half", **variant(EXTRA_APPS=["tests.ledger.broken"]))
+    process = start("run_queue", "half", "--tolerant", **variant(EXTRA_APPS=["tests.ledger.broken"]))
     assert process.wait() == 2
+    assert "no handler is registered for the queue 'half'" in process.output
 
 
 def test_a_broken_module_that_imports_a_good_one_takes_nothing_from_it(start: Start) -> None:
-    start("run_queue", **variant(FIRST_APPS=["tests.ledger.importer"]))
+    start("run_queue", "--tolerant", **variant(FIRST_APPS=["tests.ledger.importer"]))
     good = enqueue("noop", None)
     wait_for_state("completed", good.pk)
 

@@ -6,6 +6,7 @@ import sys
 from collections.abc import Callable
 from contextlib import closing
 from datetime import timedelta
+from itertools import count, product
 from pathlib import Path
 from typing import Any
 
@@ -14,15 +15,15 @@ from django.db import OperationalError, connection
 from django.test import override_settings
 
 from django_alkstore import signals
-from django_alkstore.clock import ManualClock
+from django_alkstore.clock import FIRST_US, ManualClock
 from django_alkstore.dialects.liveness import Liveness
 from django_alkstore.models import Job
 from django_alkstore.names import LEADERSHIP_LOCK
 from django_alkstore.services import claim_batch, enqueue, enqueue_many, get_job, sweep
 from django_alkstore.services import recovery as module
 from django_alkstore.services.locks import LockHandle, lock
-from django_alkstore.services.recovery import LOOK_EVERY, LOOK_EVERY_UNTOLD, LOOKS_AFTER_EVENT, Recovery, recover
-from tests.claimer import claim, watch_for_deaths
+from django_alkstore.services.recovery import LOOK_EVERY, LOOK_EVERY_UNTOLD, LOOKS_AFTER_EVENT, Recovery
+from tests.claimer import claim, recover, watch_for_deaths
 from tests.ledger.tools import database, variant
 from tests.processes import Process
 
@@ -138,12 +139,12 @@ def test_a_process_that_is_suspended_keeps_its_claims(start: Start) -> None:
     process.signal(signal.SIGSTOP)
     os.waitid(os.P_PID, process.pid, os.WSTOPPED)
     with closing(Liveness("default")) as liveness:
-        assert recover("default", liveness) == 0
+        assert recover(liveness) == 0
         assert jobs("processing") == 4
         process.signal(signal.SIGCONT)
         process.tell("ack")
         process.wait_for("acked 4")
-        assert recover("default", liveness) == 0
+        assert recover(liveness) == 0
 
 
 def test_a_child_that_lives_on_does_not_keep_its_dead_parent_alive(start: Start) -> None:
@@ -153,7 +154,7 @@ def test_a_child_that_lives_on_does_not_keep_its_dead_parent_alive(start: Start)
     [child] = [int(line.split()[1]) for line in process.lines if line.startswith("child")]
     try:
         with closing(Liveness("default")) as liveness:
-            assert recover("default", liveness) == 0
+            assert recover(liveness) == 0
             process.signal(signal.SIGKILL)
             watch_for_deaths(liveness, all_recovered, SOON)
             assert jobs("pending") == 4
@@ -167,9 +168,9 @@ def test_a_handler_that_opens_copies_and_closes_the_file_loses_nothing(start: St
     process.tell("copy")
     process.wait_for("did copy")
     with closing(Liveness("default")) as liveness:
-        assert recover("default", liveness) == 0
+        assert recover(liveness) == 0
         kill(process)
-        assert recover("default", liveness) == 4
+        assert recover(liveness) == 4
 
 
 def test_two_workers_in_a_process_die_with_it_and_one_by_one(start: Start) -> None:
@@ -178,12 +179,12 @@ def test_two_workers_in_a_process_die_with_it_and_one_by_one(start: Start) -> No
     process.tell("claim")
     process.wait_for("claimed 3")
     with closing(Liveness("default")) as liveness:
-        assert recover("default", liveness) == 0
+        assert recover(liveness) == 0
         process.tell("close")
         process.wait_for("did close")
-        assert recover("default", liveness) == 4
+        assert recover(liveness) == 4
         kill(process)
-        assert recover("default", liveness) == 3
+        assert recover(liveness) == 3
 
 
 def test_a_file_that_is_deleted_leaves_the_claims_to_their_leases(start: Start) -> None:
@@ -191,17 +192,17 @@ def test_a_file_that_is_deleted_leaves_the_claims_to_their_leases(start: Start) 
     with closing(Liveness("default")) as before:
         Path(file()).unlink()
         with closing(Liveness("default")) as after:
-            assert recover("default", after) == 0, "it cannot know, and takes no job from a living worker"
+            assert recover(after) == 0, "it cannot know, and takes no job from a living worker"
             kill(process)
-            assert recover("default", after) == 0
+            assert recover(after) == 0
             assert jobs("processing") == 4
-        assert recover("default", before) == 4
+        assert recover(before) == 4
 
 
 def test_switched_off_in_the_dead_worker_leases_decide(start: Start) -> None:
     kill(worker(start, **variant(ALKSTORE={"LIVENESS": False})))
     with closing(Liveness("default")) as liveness:
-        assert recover("default", liveness) == 0
+        assert recover(liveness) == 0
     assert set(Job.objects.values_list("liveness", flat=True)) == {None}
 
 
@@ -209,7 +210,7 @@ def test_switched_off_in_the_living_worker_leases_decide(start: Start) -> None:
     kill(worker(start))
     with override_settings(ALKSTORE={"LIVENESS": False}), closing(Liveness("default")) as liveness:
         assert Recovery("default", liveness).due_in() == float("inf")
-        assert recover("default", liveness) == 0
+        assert recover(liveness) == 0
     assert jobs("processing") == 4
 
 
@@ -236,7 +237,7 @@ def test_the_attempt_counts_and_its_entry_says_what_happened(clock: ManualClock,
     run_at = only().run_at
     holder = die_with()
     clock.advance(1)
-    assert recover("default", observer) == 1
+    assert recover(observer) == 1
     job = only()
     assert (job.state, job.attempts, job.run_at) == ("pending", 1, run_at)
     assert (job.worker_id, job.lease_expires_at, job.worker_ids) == (None, None, [holder])
@@ -250,13 +251,13 @@ def test_the_attempt_counts_and_its_entry_says_what_happened(clock: ManualClock,
             "exception": "django_alkstore.exceptions.WorkerDied",
         }
     ]
-    assert recover("default", observer) == 0
+    assert recover(observer) == 0
 
 
 def test_without_an_attempt_left_the_job_is_dead(clock: ManualClock, observer: Liveness) -> None:
     enqueue("mail", None, max_attempts=1)
     die_with()
-    assert recover("default", observer) == 1
+    assert recover(observer) == 1
     job = only()
     assert (job.state, job.last_error, job.finished_at) == ("dead", "worker died", clock.now())
 
@@ -267,7 +268,7 @@ def test_from_the_second_death_in_a_row_the_job_waits_by_the_curve(clock: Manual
     def dies() -> float:
         """Seconds that it waits afterwards."""
         die_with()
-        recover("default", observer)
+        recover(observer)
         wait = (only().run_at - clock.now()).total_seconds()
         clock.advance(max(0.0, wait))
         return wait
@@ -300,7 +301,7 @@ def test_all_queues_and_batches_are_recovered_and_announced_after_the_commit(
 
     signals.job_abandoned.connect(hear)
     try:
-        assert recover("default", observer) == 6
+        assert recover(observer) == 6
     finally:
         signals.job_abandoned.disconnect(hear)
     assert sorted(told) == sorted((job.pk, job.queue, job.worker_ids[0]) for job in Job.objects.all())
@@ -315,7 +316,7 @@ def test_only_claims_under_the_byte_of_a_dead_worker_are_judged(observer: Livene
         [elsewhere] = claim(dead, "mail", 1)
         Job.objects.filter(pk=elsewhere.id).update(liveness="1:1")
     claim(observer, "mail", 1)
-    assert recover("default", observer) == 0
+    assert recover(observer) == 0
     assert by_hand.ack()
     assert in_its_name.ack()
 
@@ -326,7 +327,7 @@ def test_a_claim_that_another_has_taken_over_is_not_touched(clock: ManualClock, 
     clock.advance(301)
     assert sweep() == 1
     [row] = claim(observer, "mail")
-    assert recover("default", observer) == 0
+    assert recover(observer) == 0
     assert (only().fence, only().last_error) == (row.fence, "lease expired")
 
 
@@ -335,11 +336,99 @@ def test_a_history_that_cannot_be_read_is_no_obstacle(observer: Liveness) -> Non
     die_with()
     with connection.cursor() as cursor:
         cursor.execute("UPDATE django_alkstore_job SET errors = 'x', last_error = CAST(x'ff' AS TEXT)")
-    assert recover("default", observer) == 1
+    assert recover(observer) == 1
     assert only().last_error == "worker died"
 
 
+def damage(**columns: str) -> None:
+    """Store values (SQL expressions) in the leased jobs, as another program may."""
+    values = ", ".join(f"{column} = {value}" for column, value in columns.items())
+    with connection.cursor() as cursor:
+        cursor.execute(f"UPDATE django_alkstore_job SET {values} WHERE state = 'processing'")
+
+
+TEXT, NOT_UTF8, LEAST = "'x'", "CAST(x'ff' AS TEXT)", "-1e300"
+
+
+@pytest.mark.parametrize(
+    ("column", "value"),
+    [
+        *product(["backoff_base", "attempts", "max_attempts", "run_at"], [TEXT, NOT_UTF8]),
+        ("backoff_base", LEAST),
+        ("run_at", LEAST),
+    ],
+)
+def test_a_value_that_is_not_a_number_stops_nobody_and_the_job_is_not_stuck(
+    observer: Liveness, column: str, value: str
+) -> None:
+    enqueue_many("mail", range(2), max_attempts=9)
+    die_with("mail", 2)
+    damage(**{column: value, "last_error": "'worker died'"})
+    assert recover(observer) == 2
+    assert jobs("processing") == 0
+
+
+def test_a_job_whose_values_are_damaged_becomes_dead_with_the_reason(observer: Liveness) -> None:
+    enqueue("mail", None, max_attempts=9)
+    die_with()
+    damage(backoff_base=TEXT, last_error="'worker died'")
+    assert recover(observer) == 1
+    assert claim_batch("mail", "by hand") == []
+    job = Job.objects.values("state", "last_error").get()
+    assert job["state"] == "dead"
+    assert "backoff base is not a number" in job["last_error"]
+
+
+@pytest.mark.parametrize("value", [TEXT, NOT_UTF8])
+def test_a_sweep_is_not_stopped_by_such_a_value_either(clock: ManualClock, value: str) -> None:
+    enqueue("mail", None)
+    claim_batch("mail", "by hand")
+    damage(attempts=value)
+    clock.advance(301)
+    assert sweep() == 1
+    assert jobs("pending") == 1
+
+
+def test_a_claim_that_cannot_be_ended_is_left_to_the_sweep_and_stops_nobody(
+    observer: Liveness, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    enqueue("mail", None)
+    die_with()
+    damage(lease_expires_at=str(FIRST_US))
+    enqueue("post", None)
+    die_with("post")
+    real, transactions = module.write_operations, count(1)
+
+    def write(*arguments: Any) -> Any:
+        assert next(transactions) < 10, "endless"
+        return real(*arguments)
+
+    monkeypatch.setattr(module, "write_operations", write)
+    recovery = Recovery("default", observer)
+    while recovery.due_in() == 0:
+        recovery.step()
+    assert (jobs("processing"), jobs("pending")) == (1, 1)
+    assert sweep() == 1
+    assert jobs("pending") == 2
+
+
 # When it looks
+
+
+def test_a_step_recovers_one_batch_and_is_due_again_at_once(
+    observer: Liveness, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(module, "BATCH", 2)
+    enqueue_many("mail", range(4))
+    die_with("mail", 3)
+    die_with("mail", 1)
+    recovery = Recovery("default", observer)
+    steps = []
+    while recovery.due_in() == 0:
+        steps.append(recovery.step())
+    assert sorted(steps[:-1]) == [1, 1, 2]
+    assert steps[-1] == 0
+    assert jobs("pending") == 4
 
 
 def test_it_looks_at_the_start_and_each_minute(observer: Liveness, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -367,7 +456,7 @@ def test_after_an_event_it_looks_at_once_and_three_times_more(
     now = 100.0
     monkeypatch.setattr(module.clock, "waiting_from", lambda: now)
     looks = []
-    monkeypatch.setattr(module, "recover", lambda *_: looks.append(round(now - 100, 3)) or 0)
+    monkeypatch.setattr(module, "recover_batch", lambda *_: looks.append(round(now - 100, 3)) or 0)
     recovery = Recovery("default", observer)
     recovery.step()
     looks.clear()

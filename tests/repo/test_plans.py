@@ -24,8 +24,7 @@ from django_alkstore.services import (
     reschedule,
     sweep,
 )
-from django_alkstore.services.recovery import recover
-from tests.claimer import claim
+from tests.claimer import claim, recover
 
 pytestmark = pytest.mark.django_db(transaction=True)
 
@@ -134,7 +133,7 @@ def test_a_look_for_dead_workers_reads_the_leased_jobs_alone(statistics: None) -
     with Liveness("default") as dead:
         claim(dead, "mail", 3)
     with Liveness("default") as liveness:
-        plans = plans_of(lambda: recover("default", liveness))
+        plans = plans_of(lambda: recover(liveness))
     for sql, steps in plans.items():
         if sql.lstrip().startswith("SELECT"):
             assert all("INDEX alkstore_job_lease" in step for step in steps if "django_alkstore_job" in step), steps

@@ -642,3 +642,13 @@ def test_four_threads_with_stock_settings_lose_hardly_an_attempt_to_each_other(b
     wait_for_state("completed", *ids)
     assert sum(len(job.errors) for job in Job.objects.all()) <= 5
     assert Entry.objects.count() == 200
+
+
+def test_an_atomic_handler_that_hangs_keeps_no_other_atomic_job_waiting(begin: Start, tmp_path: Path) -> None:
+    """Its transaction was cut off, so its turn to write is taken from it too."""
+    hangs = enqueue("short-atomic", 600.0, max_attempts=1).pk
+    worker = begin("run_queue", "short-atomic", "noop", "--concurrency", "2", ALKSTORE_TEST_TIMEOUT="1000")
+    wait_for_state("dead", hangs)
+    following = enqueue_many("short-atomic", [0.0] * 3)
+    wait_for_state("completed", *following)
+    assert worker.popen.poll() is None

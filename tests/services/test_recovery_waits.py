@@ -11,7 +11,7 @@ from django_alkstore.dialects.liveness import Liveness
 from django_alkstore.dialects.transactions import write_operations
 from django_alkstore.models import Job
 from django_alkstore.services import enqueue_many
-from django_alkstore.services.recovery import recover
+from tests.claimer import recover
 
 pytestmark = pytest.mark.django_db(transaction=True)
 
@@ -28,7 +28,7 @@ class AllDead:
 def die(clock: ManualClock) -> None:
     """A worker claims all jobs, dies and is noticed."""
     write_operations("default", lambda db: db.claim("mail", "worker", 50, to_us(clock.now()), AllDead.file))
-    assert recover("default", cast("Liveness", AllDead())) == 50
+    assert recover(cast("Liveness", AllDead())) == 50
 
 
 def test_what_killed_its_worker_twice_comes_back_by_the_curve_and_not_all_at_once(

@@ -2,7 +2,10 @@
 
 import json
 import sqlite3
+import tempfile
+import time
 from collections.abc import Iterator
+from contextlib import closing
 from pathlib import Path
 from typing import Any
 
@@ -27,7 +30,9 @@ RECOMMENDED = {
 def project(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, django_db_blocker: Any) -> Iterator[dict[str, Any]]:
     """The settings of a database of its own, as recommended; tests change what they are about."""
     settings = connections.settings["default"]
-    monkeypatch.setitem(settings, "NAME", tmp_path / "project.sqlite3")
+    path = tmp_path / "project.sqlite3"
+    path.touch()
+    monkeypatch.setitem(settings, "NAME", path)
     monkeypatch.setitem(settings, "OPTIONS", dict(RECOMMENDED))
     monkeypatch.setitem(settings, "ATOMIC_REQUESTS", False)
     with django_db_blocker.unblock():
@@ -35,7 +40,8 @@ def project(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, django_db_blocker: 
 
 
 def found() -> list[CheckMessage]:
-    return [message for message in run_checks() if str(message.id).startswith("alkstore.")]
+    messages = run_checks(databases=["default"])
+    return [message for message in messages if str(message.id).startswith("alkstore.")]
 
 
 def ids() -> list[str]:
@@ -88,11 +94,99 @@ def test_w002_a_journal_that_is_not_wal(project: dict[str, Any]) -> None:
 def test_f133_w002_goes_by_the_journal_mode_that_the_file_really_has(project: dict[str, Any]) -> None:
     del project["OPTIONS"]["init_command"]
     assert ids() == ["alkstore.W002"]
-    assert not Path(project["NAME"]).exists(), "a check makes no database"
     raw = sqlite3.connect(project["NAME"])
     raw.execute("PRAGMA journal_mode=WAL")
     raw.close()
     assert ids() == []  # a WAL file stays one, whatever the settings say
+
+
+def test_a_file_that_is_not_there_is_not_made(project: dict[str, Any]) -> None:
+    path = Path(project["NAME"])
+    path.unlink()
+    project["OPTIONS"] = {"transaction_mode": "IMMEDIATE"}
+    assert ids() == []
+    assert not path.exists()
+
+
+def test_without_a_named_database_no_connection_is_opened(
+    project: dict[str, Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refuse(self: DatabaseWrapper, parameters: object) -> None:
+        raise AssertionError("connected")
+
+    project["OPTIONS"] = {"timeout": 1}
+    monkeypatch.setattr(DatabaseWrapper, "get_new_connection", refuse)
+    assert {message.id for message in run_checks(databases=[]) if str(message.id).startswith("alkstore.")} == {
+        "alkstore.W001"
+    }
+    with pytest.raises(AssertionError, match="connected"):
+        found()
+
+
+def test_no_check_needs_a_folder_for_temporary_files(project: dict[str, Any], monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse() -> str:
+        raise FileNotFoundError("No usable temporary directory found")
+
+    monkeypatch.setattr(tempfile, "gettempdir", refuse)
+    monkeypatch.setattr(tempfile, "_get_default_tempdir", refuse)
+    monkeypatch.setattr(tempfile, "tempdir", None)
+    assert ids() == []
+    Path(project["NAME"]).unlink()
+    assert ids() == []
+
+
+def test_a_file_that_another_process_has_locked_is_not_waited_for(project: dict[str, Any]) -> None:
+    del project["OPTIONS"]["init_command"]
+    with closing(sqlite3.connect(project["NAME"], isolation_level=None)) as raw:
+        raw.execute("BEGIN EXCLUSIVE")
+        started = time.monotonic()
+        ids()
+        assert time.monotonic() - started < 10  # of 20 that the options allow
+
+
+@pytest.mark.parametrize(
+    ("command", "is_seen"),
+    [(("check",), False), (("check", "--database", "default"), True), (("migrate", "--plan"), True),
+     (("alkstore_prune",), True), (("run_queue", "no-such-queue"), True)],
+)  # fmt: skip
+def test_the_checks_that_connect_run_with_a_named_database_migrate_and_the_commands(
+    manage: Any, tmp_path: Path, command: tuple[str, ...], is_seen: bool
+) -> None:
+    path = tmp_path / "db.sqlite3"
+    sqlite3.connect(path).close()
+    process = manage(
+        *command, ALKSTORE_TEST_DATABASE=str(path), ALKSTORE_TEST_TIMEOUT="1", ALKSTORE_TEST_JOURNAL="delete"
+    )
+    process.wait()
+    assert ("alkstore.W002" in process.output, "alkstore.W004" in process.output) == (is_seen, is_seen)
+
+
+def looked_at(*databases: str) -> set[str]:
+    messages = run_checks(databases=databases)
+    return {word for message in messages if message.id == "alkstore.W004" for word in databases if word in message.msg}
+
+
+def test_the_checks_that_connect_look_at_the_library_s_database_or_at_one_that_is_named_alone(
+    project: dict[str, Any], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    other = tmp_path / "other.sqlite3"
+    other.touch()
+    monkeypatch.setitem(connections.settings["other"], "NAME", other)
+    for alias in ("default", "other"):
+        monkeypatch.setitem(connections.settings[alias], "OPTIONS", {"transaction_mode": "IMMEDIATE", "timeout": 1})
+    assert looked_at("default", "other") == {"default"}
+    assert looked_at("other") == {"other"}
+    with override_settings(ALKSTORE={"DATABASE": "other"}):
+        assert looked_at("default", "other") == {"other"}
+    with override_settings(DATABASE_ROUTERS=[_OwnRouter()]):
+        assert looked_at("other") == set()
+
+
+class _OwnRouter:
+    """Keeps the library's tables on the default database."""
+
+    def allow_migrate(self, alias: str, app_label: str, **hints: Any) -> bool | None:
+        return alias == "default" if app_label == "django_alkstore" else None
 
 
 def test_f012_w003_atomic_requests_that_take_the_writer_lock(project: dict[str, Any]) -> None:

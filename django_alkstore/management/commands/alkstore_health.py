@@ -28,14 +28,14 @@ from django.core.management.base import CommandError, CommandParser
 
 from django_alkstore import names
 from django_alkstore.exceptions import InvalidName
-from django_alkstore.management.base import AlkstoreCommand, duration, positive_int
+from django_alkstore.management.base import ReportCommand, duration, positive_int
 from django_alkstore.services.health import Health, Limits, examine
 
 EXIT_UNHEALTHY = 1
 MEBIBYTE = 2**20
 
 
-class Command(AlkstoreCommand):
+class Command(ReportCommand):
     help = "Says whether the work is being done, for people and as a probe: status 0 healthy, 1 unhealthy."
     requires_system_checks = []  # they import the project's modules and warn; this is to be quick, and a line each
 
@@ -121,7 +121,7 @@ class Command(AlkstoreCommand):
         else:
             self.stdout.write("healthy" if health.healthy else "unhealthy")
             for finding in health.findings:
-                self.stdout.write(f"{finding.level}: {_one_line(finding.text)}")
+                self.stdout.write(f"{finding.level} {finding.what}: {_one_line(finding.text)}")
         if not health.healthy:
             raise SystemExit(EXIT_UNHEALTHY)
 

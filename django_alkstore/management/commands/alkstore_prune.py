@@ -5,17 +5,15 @@ from typing import Any
 
 from django.core.management.base import CommandParser
 
-from django_alkstore import names
 from django_alkstore.ages import age, parse_age
 from django_alkstore.exceptions import InvalidName
-from django_alkstore.management.base import AlkstoreCommand
+from django_alkstore.management.base import ReportCommand
+from django_alkstore.names import queue_named
 from django_alkstore.services import delete_finished, prune, queue_stats
 from django_alkstore.services.maintenance import FINISHED_STATES, retention
 
-OUTBOX = "outbox:"
 
-
-class Command(AlkstoreCommand):
+class Command(ReportCommand):
     help = (
         "Deletes finished jobs in short transactions. Without an option: those that are older than the settings keep "
         "them. With --queue, --state or --older-than: every finished job that matches all of these options."
@@ -45,13 +43,12 @@ class Command(AlkstoreCommand):
 
 
 def _queue(name: str) -> str:
-    """The full name of a queue, or of the queue of an outbox that is given as `outbox:NAME`."""
+    """An argument's type: a name that the service takes."""
     try:
-        if name.startswith(OUTBOX):
-            return names.outbox_queue(name.removeprefix(OUTBOX))
-        return names.validate_name("queue", name)
+        queue_named(name)
     except InvalidName as error:
         raise ArgumentTypeError(str(error)) from None
+    return name
 
 
 def _age(text: str) -> float:

@@ -11,15 +11,15 @@ from django.db import connections
 
 from django_alkstore import clock, signals
 from django_alkstore.ages import age, distance
-from django_alkstore.management.base import AlkstoreCommand
+from django_alkstore.management.base import ReportCommand
 from django_alkstore.models import Lock, Schedule
 from django_alkstore.names import describe_queue
 from django_alkstore.registry import registrations
 from django_alkstore.services import QueueStats, presence, queue_stats
-from django_alkstore.services.presence import Presence, Worker
+from django_alkstore.services.presence import Presence, Worker, WorkerState
 
 
-class Command(AlkstoreCommand):
+class Command(ReportCommand):
     help = "Shows the queues, workers, schedules and locks, and who leads the scheduler."
 
     def add_arguments(self, parser: CommandParser) -> None:
@@ -36,10 +36,10 @@ class Command(AlkstoreCommand):
             self.stdout.write(json.dumps(_as_object(database, queues, schedules, locks, present), indent=2))
         else:
             self._show(database, queues, schedules, locks, present)
-        if present.crash_detection_off is not None:
-            why = _one_line(present.crash_detection_off)
+        if present.crash_detection is not None:
+            text = _one_line(present.crash_detection)
             out = self.stderr if options["json"] else self.stdout
-            out.write(f"\nCrash detection is off, so the jobs of a killed worker wait for their leases: {why}.")
+            out.write(f"\n{text[:1].upper()}{text[1:]}.")
         return None
 
     def _show(
@@ -55,10 +55,17 @@ class Command(AlkstoreCommand):
         self.stdout.write(f"Scheduler  {_scheduler(present.leader, now)}")
         self._table("Queues", _QUEUE_COLUMNS, [_queue_row(queue) for queue in queues])
         handled = {registration.queue for registration in registrations()}
-        unhandled = {queue.queue: queue.due for queue in queues if queue.due and queue.queue not in handled}
+        due = {queue.queue: queue.due for queue in queues if queue.due}
+        unhandled = {queue: count for queue, count in due.items() if queue not in handled}
         if unhandled:
             self.stdout.write(f"\n{signals.unhandled(unhandled)}.")
-        self._table("Workers", _WORKER_COLUMNS, [_worker_row(worker, now) for worker in present.workers])
+        known = _known(present)
+        unknown = {queue: count for queue, count in due.items() if queue in handled and queue not in known}
+        if unknown and any(worker.state is WorkerState.ALIVE for worker in present.workers):
+            self.stdout.write(f"\n{signals.unknown_to_workers(unknown)}.")
+        self._table(
+            "Workers", _WORKER_COLUMNS, [row for worker in present.workers for row in _worker_rows(worker, now)]
+        )
         self._table("Schedules", _SCHEDULE_COLUMNS, [_schedule_row(schedule, now) for schedule in schedules])
         for schedule in schedules:
             if schedule.last_error:
@@ -94,8 +101,8 @@ _LONGEST_NAME = 40
 """Characters of a name in its column."""
 _LONGEST_CELL = 60
 _LONGEST_ERROR = 200
-_LISTED = 5
-"""Queues of a worker in its row; the rest is a number."""
+_WIDEST_LIST = 60
+"""Characters of a worker's queues in one line; the others follow in lines below."""
 
 
 def _lines(name: str, cells: list[str]) -> Iterator[list[str]]:
@@ -132,16 +139,35 @@ def _schedule_row(schedule: Schedule, now: datetime) -> list[str]:
     return [_one_line(schedule.name), spec, queue, state, following, last]
 
 
-def _worker_row(worker: Worker, now: datetime) -> list[str]:
-    queues = [describe_queue(queue) for queue in worker.queues]
-    more = f" and {len(queues) - _LISTED} more" if len(queues) > _LISTED else ""
-    return [
+def _known(present: Presence) -> set[str]:
+    """The queues that somebody works on, or did when he was suspended."""
+    suspended = [worker for worker in present.workers if worker.state is WorkerState.SUSPENDED]
+    return present.served.union(*(worker.queues for worker in suspended))
+
+
+def _worker_rows(worker: Worker, now: datetime) -> Iterator[list[str]]:
+    """One row, and more below it if the worker has more queues than fit a line."""
+    cells = [
         _one_line(worker.id),
         distance(worker.started_at, now),
         worker.state.value,
         distance(worker.last_sign_at, now),
-        _one_line(", ".join(queues[:_LISTED])) + more,
     ]
+    for line in _wrapped([_one_line(describe_queue(queue)) for queue in worker.queues]):
+        yield [*cells, line]
+        cells = [""] * len(cells)
+
+
+def _wrapped(texts: list[str]) -> Iterator[str]:
+    """The texts with commas between them, in lines that are no longer than `_WIDEST_LIST` if that is possible."""
+    line = ""
+    for text in texts:
+        if line and len(line) + len(text) + 3 > _WIDEST_LIST:
+            yield f"{line},"
+            line = text
+        else:
+            line = f"{line}, {text}" if line else text
+    yield line
 
 
 def _lock_row(lock: Lock, now: datetime) -> list[str]:
