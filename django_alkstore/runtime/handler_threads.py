@@ -14,6 +14,7 @@ from django.db.backends.base.base import BaseDatabaseWrapper
 from django_alkstore import clock, signals
 from django_alkstore.dialects import dialect_of
 from django_alkstore.dialects.transactions import is_left_open, take_turn_away
+from django_alkstore.runtime.announcing import announce_settled
 from django_alkstore.runtime.event_loop import Host
 from django_alkstore.runtime.jobs import Run
 from django_alkstore.runtime.leadership import Leadership
@@ -71,9 +72,8 @@ class HandlerThread(threading.Thread):
         if not self._state.finish(self, run, ending):
             return
         if ending.outcome is None:
-            event = signals.job_completed if run.registration.atomic else signals.job_settled
             try:
-                signals.emit(event, job=run.job, seconds=ending.seconds)
+                announce_settled(run.job, ending.seconds)
             finally:
                 self._state.end_announcing()
 

@@ -1,6 +1,7 @@
 """The results of a worker on their way to the database. Used with the lock of the shared state held."""
 
 from django_alkstore.runtime.jobs import LONGEST_UNWRITTEN, Result
+from django_alkstore.services import JobHandle
 
 
 class Results:
@@ -38,6 +39,13 @@ class Results:
         self._being_written -= count
         self.completed += completed
         self.failed += failed
+
+    def count(self, job: JobHandle) -> None:
+        """The handler has settled the job itself: as what it is counted."""
+        if job.settled_by is not None and job.settled_by.is_failure:
+            self.failed += 1
+        else:
+            self.completed += 1
 
     def begin_announcing(self) -> None:
         self._being_announced += 1

@@ -138,7 +138,7 @@ class SharedState:
             mean = self._means.get(queue, ending.seconds)
             self._means[queue] = max(BATCH_SECONDS / LARGEST_BATCH, mean + (ending.seconds - mean) / 8)
             if ending.outcome is None:
-                self._results.written(0, completed=1, failed=0)
+                self._results.count(run.job)
                 self._begin_announcing(me, now)
                 return True
             self._results.add(Result(run, ending.outcome, ending.seconds, now))
