@@ -384,7 +384,7 @@ _log(job_completed, logging.INFO, lambda job, seconds: f"completed {_job(job)} i
 _log(
     job_settled,
     logging.INFO,
-    lambda job, seconds: f"{_job(job)} was settled by its handler in {seconds:.3f} s",
+    lambda job, seconds: f"{_job(job)} was given back by its handler after {seconds:.3f} s",
 )
 _log(
     job_retried,

@@ -26,7 +26,7 @@ def test_the_first_mail_is_sent(tmp_path: Path) -> None:
     (shell,) = [block for block in others if not block.startswith("# shop/")]
     project.manage("makemigrations", "shop")
     project.manage("migrate")
-    assert "no issues" in project.manage("check")
+    assert "no issues" in project.manage("check", "--database", "default")
     worker = Process([str(tmp_path / "manage.py"), "run_alkstore"], ENVIRONMENT)
     try:
         worker.wait_for("INFO worker started: outbox confirmations; concurrency 4")

@@ -491,7 +491,7 @@ call_command(*sys.argv[3:])
     [
         ("job_completed", "noop"),
         ("job_completed", "ledger"),
-        ("job_settled", "settle"),
+        ("job_completed", "settle"),
         ("job_started", "noop"),
         ("job_retried", "stubborn"),
         ("worker_stopping", "noop"),
