@@ -1,5 +1,5 @@
 # make demo        a small shop at work, end to end; SERVE=1 keeps it up afterwards
-# make test        the suite
+# make test        the tests that need no minutes; `make suite` runs all, in random order with warnings as errors
 # make check       everything that CI asks; MODES= leaves out the pairs of modes
 # make static      format, lint, types, migrations and import layers
 # make test-modes  the contract's tests in pairs of a journal and a transaction mode
@@ -18,7 +18,7 @@ PEERS ?=
 JSON ?=
 SCALE ?= 1
 # Pairs of a journal and a transaction mode (an empty one is Django's default). The suite itself runs on wal:IMMEDIATE.
-MODES ?= wal: wal:EXCLUSIVE delete:DEFERRED delete:IMMEDIATE
+MODES ?= wal: wal:EXCLUSIVE delete:DEFERRED
 MINUTES ?= 5
 SEED ?=
 JOURNAL ?= wal
@@ -26,6 +26,8 @@ MODE ?= IMMEDIATE
 BIN = $(VENV)/bin
 PIP = $(BIN)/python -m pip --disable-pip-version-check install --quiet
 PYTEST = $(BIN)/python -m pytest -n 2
+# Folders whose tests start few processes.
+QUICK = tests/unit tests/contract tests/services tests/model tests/admin tests/project tests/repo
 # What an installation depends on: a change to it installs again.
 PACKAGE = pyproject.toml django_alkstore/__init__.py
 
@@ -40,7 +42,7 @@ demo: $(VENV)/.package
 	@$(BIN)/python -m testproject.demo $(if $(filter-out 0 no,$(SERVE)),--serve)
 
 test: $(VENV)/.test
-	@$(PYTEST) -q
+	@$(PYTEST) -q $(QUICK)
 
 torture: $(VENV)/.test
 	@ALKSTORE_TEST_JOURNAL=$(JOURNAL) ALKSTORE_TEST_TRANSACTION_MODE=$(MODE) \
