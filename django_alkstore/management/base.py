@@ -20,7 +20,8 @@ from django_alkstore.dialects import dialect_of
 from django_alkstore.dialects.transactions import is_contention, resolve_alias
 from django_alkstore.models import Job
 from django_alkstore.runtime.log_handler import show_log
-from django_alkstore.runtime.loop import NotRegistered, Starting, StoppedAtStart, refuse_in_memory
+from django_alkstore.runtime.loop import NotRegistered, refuse_in_memory
+from django_alkstore.runtime.stop_signals import Starting, StoppedAtStart
 from django_alkstore.services.patience import Patience
 
 EXIT_USAGE = 2
