@@ -1,5 +1,6 @@
 # make demo        a small shop at work, end to end; SERVE=1 keeps it up afterwards
-# make test        the tests that need no minutes; `make suite` runs all, in random order with warnings as errors
+# make test        the tests that need no minutes
+# make suite       all tests, with warnings as errors
 # make check       everything that CI asks; MODES= leaves out the pairs of modes
 # make static      format, lint, types, migrations and import layers
 # make test-modes  the contract's tests in pairs of a journal and a transaction mode

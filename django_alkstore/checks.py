@@ -177,4 +177,7 @@ def _ask(connection: DatabaseWrapper, statement: str, **settings: Any) -> Any:
         with probe.cursor() as cursor:
             return cursor.execute(statement).fetchone()[0]
     finally:
+        raw = probe.connection
         probe.close()
+        if raw is not None:
+            raw.close()  # Django keeps a connection to a database in memory open

@@ -249,7 +249,9 @@ def test_a_forked_child_writes_its_own_lines_and_none_of_its_parent_s(start: Sta
     assert process.wait() == 0, process.output
     wanted = [f"parent {round_} {number}." for round_ in range(20) for number in range(50)]
     wanted += [f"child {round_}." for round_ in range(20)]
-    assert sorted(line.split(" INFO ")[1] for line in process.lines) == sorted(wanted)
+    # Python 3.12 and newer warn of a fork in a process with threads.
+    lines = [line for line in process.lines if "DeprecationWarning" not in line and not line.startswith("  ")]
+    assert sorted(line.split(" INFO ")[1] for line in lines) == sorted(wanted)
 
 
 # The events
