@@ -15,7 +15,7 @@ from bench.processes import Failed, Processes
 from bench.runner import Contender, say
 
 PEERS = {
-    "huey": Contender("huey", "bench.peers.huey", started="Huey consumer started"),
+    "huey": Contender("huey", "bench.peers.huey", settle=2.0),  # it is quiet, so it does not say that it has started
     "honker": Contender("honker", "bench.peers.honker", pace=0.1, settle=2.0),
     "django-tasks-db": Contender("django-tasks-db", "bench.peers.tasks_db", pace=0.04, started="Starting worker"),
     "django-q2": Contender("django-q2", "bench.peers.q2", pace=0.05, started=r"Q Cluster .* running"),
