@@ -67,7 +67,7 @@ _clock: Clock = _system
 
 
 waiting_from = time.monotonic
-"""Where a wait for a lock begins, whatever clock is in use: that is waited for in seconds that really pass."""
+"""Real monotonic time, even under a ManualClock: waiting for a database lock takes real seconds."""
 
 
 def waited_since(start: float) -> float:

@@ -54,7 +54,7 @@ class LockAdmin(ReadOnlyAdmin[Lock]):
         # A lock that was released has no page any more.
         return request.get_full_path()
 
-    @admin.action(description="Release by force, whoever holds it", permissions=["operate"])
+    @admin.action(description="Release by force", permissions=["operate"])
     def force_release(self, request: HttpRequest, queryset: QuerySet[Lock]) -> HttpResponse:
         from django_alkstore import services
 

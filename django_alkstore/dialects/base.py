@@ -163,7 +163,7 @@ Claim = tuple[int, int, int]
 """A job's id, the fence of the claim, and the moment at which its lease must not have run out."""
 
 UNTAKEN = FIRST_US
-"""As a claim's moment: though its lease may have run out, nobody has taken or swept it since. The fence says so."""
+"""Pass as the moment of a claim to skip the expiry check: the fence alone decides."""
 
 
 class Operations(ABC):
@@ -194,8 +194,8 @@ class Operations(ABC):
 
         `liveness`: the liveness file in which the worker holds its byte.
 
-        Leases nothing while the queue holds a lapsed lease or an expired job: those are put right first, so
-        that they take their place in the order. *One statement.*
+        Leases nothing while the queue holds a lapsed lease or an expired job. Those are swept first, so that they
+        take their place in the order. *One statement.*
         """
 
     @abstractmethod
@@ -225,7 +225,7 @@ class Operations(ABC):
     def held(self, claims: Sequence[tuple[int, int]]) -> set[tuple[int, int]]:
         """Those of the claims (id and fence each) that still hold their job, also if the lease ran out."""
 
-    # Jobs put right
+    # Jobs swept, cancelled, requeued and pruned
 
     @abstractmethod
     def lapsed(self, queue: str, now: int, limit: int) -> list[LapsedJob]:

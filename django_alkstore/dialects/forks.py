@@ -1,9 +1,9 @@
-"""What a fork must not fall into.
+"""Lets a fork wait until no thread of the library holds a lock.
 
-A child begins with a copy of its parent's memory and with one thread, the one that forked. A lock that another
-thread held at that moment, one of ours or one that SQLite has in memory for the file, stays held in the child for
-ever: its first query would hang, or find the database locked. So whoever forks, as a handler may, waits until the
-library's own threads are at none of that. (What other threads of the project do, it cannot wait for.)
+A child begins with a copy of its parent's memory and with one thread, the one that forked. A lock that another thread
+held at that moment stays held in the child for ever. That may be a lock of the library, or one that SQLite has in
+memory for the file: the child's first query would hang, or find the database locked. So a thread that forks waits
+until the library's own threads hold no such lock. It cannot wait for other threads of the project.
 """
 
 import os
@@ -14,7 +14,7 @@ from weakref import WeakSet
 from django_alkstore import clock
 
 LONGEST_WAIT = 1.0
-"""Seconds. Who holds a guard for longer runs a handler in its transaction, or waits, it may be for who forks."""
+"""Seconds. A thread that holds a guard for longer runs a handler in a transaction, or waits for the forking thread."""
 
 _guards: "WeakSet[threading.RLock]" = WeakSet()
 _forking = threading.local()
@@ -28,7 +28,7 @@ def guard() -> threading.RLock:
 
 
 def _hold() -> None:
-    """Take every guard, or those that are to be had by the end of the longest wait."""
+    """Take every guard, or as many as become free within the longest wait."""
     deadline = clock.monotonic() + LONGEST_WAIT
     while True:
         guards = list(_guards)

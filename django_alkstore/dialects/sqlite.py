@@ -424,7 +424,7 @@ class DataVersion:
                 return self._number(self._raw)
             except DatabaseReplaced:
                 raise
-            except (sqlite3.DatabaseError, DatabaseError):  # damaged, too: whoever reads next will be told how
+            except (sqlite3.DatabaseError, DatabaseError):  # also if the file is damaged: the next read says how
                 return BUSY
 
     def _number(self, raw: sqlite3.Connection) -> object:
@@ -478,7 +478,7 @@ class DataVersion:
 
 
 def _whole(moment: Any) -> int | None:
-    """A column's earliest moment, whatever else has written it. What is no number lies behind all that are."""
+    """The earliest moment of a column as an integer. Another program may have written a float or a text there."""
     if isinstance(moment, float):
         return math.ceil(moment) if abs(moment) < LAST_US else None
     return moment if isinstance(moment, int) else None
@@ -681,8 +681,8 @@ class SQLite(Dialect):
         raw: sqlite3.Connection | None = connection.connection
         if raw is None:
             return True
-        # The driver does not tell. But a VACUUM is refused while any statement is halfway, before it is refused for
-        # a target that is none. Whatever else it may say one day counts as "no", which costs a connection.
+        # The driver does not tell. But SQLite refuses a VACUUM while a statement is halfway, and checks that before the
+        # target, which is invalid here. Any other error counts as "no", which costs no more than a new connection.
         try:
             raw.execute("VACUUM INTO NULL")
         except sqlite3.Error as error:

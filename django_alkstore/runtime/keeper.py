@@ -8,6 +8,7 @@ import selectors
 import threading
 import time
 from collections.abc import Callable, Sequence
+from math import inf
 from typing import TypeVar
 
 from django.db import DatabaseError
@@ -91,14 +92,13 @@ class Keeper:
                 raise
             except DatabaseError as error:
                 self._writer.trouble.note(error)
-                return
 
     def _is_due(self, now: float) -> bool:
         """True if the database is to be asked for anything but results."""
         return (
             self._upkeep.due_in() <= 0
             or self._recovery.due_in() <= 0
-            or (now >= self._look_for_loss_at and bool(self._state.running()))
+            or now >= self._next_look()
             or bool(self._state.to_renew(now))
         )
 
@@ -128,15 +128,19 @@ class Keeper:
             with self._writer.writing():
                 self._upkeep.step(planned_at)
 
+    def _next_look(self) -> float:
+        """When to look for lost leases. A job that ends within a second costs no look."""
+        started = min((run.started_at or 0.0 for run in self._state.running()), default=inf)
+        return max(self._look_for_loss_at, started if self._missing else started + LOOK_FOR_LOSS)
+
     def _look_for_loss(self, now: float) -> None:
         """Tell handlers whose job was cancelled, deleted or taken: at most two seconds later."""
-        if now < self._look_for_loss_at:
+        if now < self._next_look():
             return
         # The own ack of a settling job may be committed, though its handle does not know that yet.
         running = [run for run in self._state.running() if run.holds_lease and not run.job.settling]
         self._look_for_loss_at = now + LOOK_FOR_LOSS
-        # Also without a running job: no thread may be free to notice that the database was replaced.
-        version = self._version()
+        version = self._version()  # also to notice that the database was replaced: no other thread may be free
         if not running or (version == self._seen and not self._missing):
             return
         held = self._writer.read(lambda db: db.held([(run.job.id, run.job.fence) for run in running]))
@@ -172,8 +176,7 @@ class Keeper:
         """Sleep until something is due, at most until `latest`, or until the bell is rung or a worker may have died."""
         now = clock.monotonic()
         latest = min(latest, now + min(LONGEST_SLEEP, self._recovery.due_in(), self._upkeep.due_in()))
-        if self._state.running():
-            latest = min(latest, self._look_for_loss_at)
+        latest = min(latest, self._next_look())
         if self._state.overdue():
             latest = min(latest, now + LOOK_FOR_TRANSACTIONS)
         timeout = max(0.0, self._state.sleep_until(latest, now) - now)

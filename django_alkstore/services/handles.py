@@ -211,11 +211,6 @@ class JobHandle:
             self._stopping = threading.Event()
         return self._stopping
 
-    @property
-    def is_lost(self) -> bool:
-        """Is the lease known to be lost?"""
-        return self._lease_lost is not None and self._lease_lost.is_set()
-
     def ack(self) -> bool:
         """The job is done."""
         return self.settle(outcomes.ACK)

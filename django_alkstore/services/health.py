@@ -45,7 +45,7 @@ _TRIED = f"{names.RESERVED_PREFIX}health"
 
 @dataclass(frozen=True, slots=True)
 class Limits:
-    """From where on a finding is one. Durations are seconds."""
+    """Thresholds. Durations are seconds."""
 
     grace: float = 30.0
     """That work may be due, or a schedule, before somebody must be there for it."""

@@ -143,7 +143,7 @@ def lock(name: str, ttl: Duration = 60.0, owner: str | None = None, *, using: st
 
 
 def force_release(name: str, *, using: str | None = None) -> bool:
-    """Take the lock away from whoever holds it, the scheduler's leadership too; `False` where nobody does."""
+    """Take the lock away from its holder; `False` if it has none. This works for the scheduler's leadership, too."""
     alias = resolve_alias(using)
     return write_transaction(alias, lambda _: Lock.objects.using(alias).filter(name=name).delete()[0]) > 0
 

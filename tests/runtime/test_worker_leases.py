@@ -19,8 +19,8 @@ from django_alkstore.dialects.watch import Bell, Watch
 from django_alkstore.models import Job
 from django_alkstore.registry import Registration
 from django_alkstore.runtime import shared_state as shared_state_module
-from django_alkstore.runtime.jobs import Run
-from django_alkstore.runtime.keeper import Keeper
+from django_alkstore.runtime.jobs import LOOK_FOR_LOSS, Run
+from django_alkstore.runtime.keeper import CONFIRM_LOSS, Keeper
 from django_alkstore.runtime.leadership import Leadership
 from django_alkstore.runtime.shared_state import SharedState
 from django_alkstore.runtime.writing import Writer
@@ -222,6 +222,9 @@ class ByHand:
         self._leadership.round(self)
         self._keeper.look_after()
 
+    def look_after(self) -> None:
+        self._keeper.look_after()
+
     def close(self) -> None:
         self._keeper.close()
         self._watch.close()
@@ -254,6 +257,32 @@ def test_a_worker_that_is_frozen_anywhere_does_not_sweep_its_own_jobs(monkeypatc
 
 
 # A worker that has lost its lease
+
+
+def test_a_job_is_looked_at_once_it_has_run_for_a_second_and_not_at_its_start(
+    clock: ManualClock, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A look at each start would hold up the claims and results of quick jobs."""
+    looks: list[int] = []
+    read = Writer.read
+    monkeypatch.setattr(Writer, "read", lambda self, body: (looks.append(1), read(self, body))[1])
+    enqueue("noop", None)
+    registration = Registration("noop", print, time_limit=3_600, atomic=False, module=__name__)
+    with closing(ByHand(registration)) as worker:
+        worker.go_on()
+        run = worker.state.start_next(worker, clock.monotonic(), clocks.now_us())
+        assert run is not None
+        looks.clear()
+        worker.look_after()
+        assert looks == []
+        cancel(run.job.id)
+        clock.advance(LOOK_FOR_LOSS)
+        worker.look_after()
+        assert (len(looks), run.lost) == (1, False)
+        clock.advance(CONFIRM_LOSS)
+        worker.look_after()
+        assert (len(looks), run.lost) == (2, True)
+        assert run.job.lease_lost.is_set()
 
 
 def test_f021_a_worker_that_was_stopped_past_its_lease_changes_nothing_and_says_which_job(
