@@ -6,7 +6,6 @@ import logging
 import math
 import os
 import sys
-import time
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from typing import Any, TextIO, cast
@@ -21,7 +20,7 @@ from django_alkstore.dialects.transactions import is_contention, resolve_alias
 from django_alkstore.models import Job
 from django_alkstore.runtime.log_handler import show_log
 from django_alkstore.runtime.loop import NotRegistered, refuse_in_memory
-from django_alkstore.runtime.stop_signals import Starting, StoppedAtStart
+from django_alkstore.runtime.stop_signals import StoppedAtStart, StopSignals
 from django_alkstore.services.patience import Patience
 
 EXIT_USAGE = 2
@@ -188,6 +187,7 @@ class RunCommand(AlkstoreCommand):
 
     def __init__(self, stdout: Any = None, stderr: Any = None, **options: Any) -> None:
         super().__init__(stdout, stderr or cast("TextIO", _StandardError()), **options)
+        self.stop_signals = StopSignals()
 
     def run_from_argv(self, argv: list[str]) -> None:
         try:
@@ -205,7 +205,7 @@ class RunCommand(AlkstoreCommand):
         """Go on: a busy database is no reason to end for what is meant to run for ever."""
         patience = Patience("starting", alias)
         while True:
-            time.sleep(patience.after(error))
+            self.stop_signals.sleep(patience.after(error))
             try:
                 self.see_tables(alias)
             except DatabaseError as again:
@@ -216,15 +216,12 @@ class RunCommand(AlkstoreCommand):
 
     def handle(self, *args: Any, **options: Any) -> str | None:
         show_log(options["verbosity"])
-        try:
-            return super().handle(*args, **options)
-        except StoppedAtStart as stopped:
-            signals.logger.info("stopped while starting (%s)", stopped)
-            return None
-
-    def prepare(self, alias: str) -> None:
-        with Starting().stopped_by_signals():
-            super().prepare(alias)
+        with self.stop_signals.received():
+            try:
+                return super().handle(*args, **options)
+            except StoppedAtStart as stopped:
+                signals.logger.info("stopped while starting (%s)", stopped)
+                return None
 
     def see_tables(self, alias: str) -> None:
         with _impatient_connection(alias):
@@ -272,7 +269,7 @@ class WorkerCommand(RunCommand):
 
     def prepare(self, alias: str) -> None:
         super().prepare(alias)
-        with Starting().stopped_by_signals():
+        with self.stop_signals.may_interrupt():
             registry.autodiscover()
 
     def work(self, alias: str, options: dict[str, Any]) -> str | None:

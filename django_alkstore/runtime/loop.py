@@ -17,7 +17,7 @@ from django_alkstore.dialects.watch import Bell
 from django_alkstore.models import Job
 from django_alkstore.registry import Registration
 from django_alkstore.runtime.scheduler import schedule_until
-from django_alkstore.runtime.stop_signals import Starting, stopped_by_signals
+from django_alkstore.runtime.stop_signals import StopSignals
 from django_alkstore.runtime.worker import SAME_SIGNAL, Worker
 from django_alkstore.services.waiting import StopEvent
 
@@ -83,17 +83,17 @@ def _warn_of_unhandled(alias: str) -> None:
             signals.emit(signals.jobs_unhandled, due=due)
 
 
-def run_worker(alias: str, registrations: Sequence[Registration], concurrency: int, grace: float) -> int:
+def run_worker(
+    alias: str, registrations: Sequence[Registration], stop_signals: StopSignals, concurrency: int, grace: float
+) -> int:
     """Run a worker until a signal stops it; the exit code."""
-    starting = Starting()
-    with starting.stopped_by_signals():
-        _warn_of_unhandled(alias)
-        worker = Worker(alias, registrations, concurrency=concurrency, grace=grace)
-        starting.stop = worker.stop
-        return worker.run()
+    _warn_of_unhandled(alias)
+    worker = Worker(alias, registrations, concurrency=concurrency, grace=grace, pause=stop_signals.sleep)
+    stop_signals.pass_to(worker.stop)
+    return worker.run()
 
 
-def run_scheduler(alias: str, *, standby: bool) -> int:
+def run_scheduler(alias: str, stop_signals: StopSignals, *, standby: bool) -> int:
     """Run the scheduler until a signal stops it; the exit code. A later second signal ends the process at once."""
     # The scheduler has a thread of its own. A signal handler must not set its stop event: the handler may have
     # interrupted one of that event's own methods. It may put into a SimpleQueue at any moment.
@@ -101,24 +101,18 @@ def run_scheduler(alias: str, *, standby: bool) -> int:
     connections[alias].close()
     with closing(_News()) as news:
         scheduler = _SchedulerThread(alias, standby=standby, at_end=lambda: news.put(_ENDED))
-        with news.rung_by_signals(), stopped_by_signals(news.put):
+        with news.rung_by_signals():
+            stop_signals.pass_to(news.put)
             scheduler.start()
             return _see_end(scheduler, news)
 
 
-def run_everything(alias: str, concurrency: int, grace: float) -> int:
+def run_everything(alias: str, stop_signals: StopSignals, concurrency: int, grace: float) -> int:
     """Run the scheduler and one worker for all that is registered, in one process; the exit code."""
     if not registry.registrations():
         signals.emit(signals.nothing_registered)
-    starting = Starting()
-    with starting.stopped_by_signals():
-        _warn_of_unhandled(alias)
-        worker = Worker(alias, registry.registrations(), concurrency=concurrency, grace=grace)
-        return _run_both(alias, worker, starting)
-
-
-def _run_both(alias: str, worker: Worker, starting: Starting) -> int:
-    """Run the scheduler beside the worker; the exit code."""
+    _warn_of_unhandled(alias)
+    worker = Worker(alias, registry.registrations(), concurrency=concurrency, grace=grace, pause=stop_signals.sleep)
     news = _News()
 
     def at_end() -> None:
@@ -136,8 +130,8 @@ def _run_both(alias: str, worker: Worker, starting: Starting) -> int:
 
     scheduler = _SchedulerThread(alias, at_end=at_end, beside_worker=True)
     worker.at_stop, worker.end_process = scheduler.stop, end_process
-    starting.stop = receive
     with closing(news):
+        stop_signals.pass_to(receive)
         scheduler.start()
         try:
             code = worker.run()

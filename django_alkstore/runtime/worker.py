@@ -57,8 +57,12 @@ class Worker:
         concurrency: int = 4,
         grace: float = 30.0,
         end_process: Callable[[int], None] = os._exit,
+        pause: Callable[[float], None] = time.sleep,
     ) -> None:
-        """`grace`: seconds that running handlers may take after the first signal."""
+        """`grace`: seconds that running handlers may take after the first signal.
+
+        `pause` sleeps for some seconds before another attempt to open a locked database.
+        """
         self.alias = alias
         self.grace = grace
         self.at_stop: Callable[[float], object] = _do_nothing
@@ -66,7 +70,7 @@ class Worker:
         self.end_process = end_process
         """Called with the exit code if the process must end although handlers run."""
         self._bell = Bell()
-        self._watch = _open_watch(alias)
+        self._watch = _open_watch(alias, pause)
         self._liveness = Liveness(alias)
         self._stopping = threading.Event()
         queues = {registration.queue: registration for registration in registrations}
@@ -241,7 +245,7 @@ def _do_nothing(_: float) -> None:
     """The default of `at_stop`."""
 
 
-def _open_watch(alias: str) -> Watch:
+def _open_watch(alias: str, pause: Callable[[float], None]) -> Watch:
     """Open a watch. That other processes lock the database for a while is no reason to end."""
     patience = Patience("starting", alias)
     while True:
@@ -250,10 +254,7 @@ def _open_watch(alias: str) -> Watch:
         except DatabaseError as error:
             if not is_contention(alias, error):
                 raise
-            _sleep(patience.after(error))
+            pause(patience.after(error))
         else:
             patience.reset()
             return watch
-
-
-_sleep = time.sleep

@@ -270,6 +270,7 @@ def test_a_job_is_looked_at_once_it_has_run_for_a_second_and_not_at_its_start(
     registration = Registration("noop", print, time_limit=3_600, atomic=False, module=__name__)
     with closing(ByHand(registration)) as worker:
         worker.go_on()
+        clock.advance(10)  # the worker has idled for a while
         run = worker.state.start_next(worker, clock.monotonic(), clocks.now_us())
         assert run is not None
         looks.clear()

@@ -18,4 +18,4 @@ class Command(RunCommand):
         )
 
     def run(self, alias: str, options: dict[str, Any]) -> int:
-        return run_scheduler(alias, standby=not options["no_standby"])
+        return run_scheduler(alias, self.stop_signals, standby=not options["no_standby"])
