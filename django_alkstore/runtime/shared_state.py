@@ -22,6 +22,7 @@ from django_alkstore.runtime.jobs import (
     Result,
     Run,
     Runner,
+    is_suspected,
     renewal_after,
 )
 from django_alkstore.runtime.perform import Ending
@@ -109,7 +110,8 @@ class SharedState:
             run.fails_at = now + run.registration.time_limit
         self._running[run] = None
         wake_by = min(run.renew_at, run.fails_at, now + LOOK_FOR_LOSS, self._results.write_by or inf)
-        if self._means.get(run.job.queue, QUICK) < QUICK:
+        if self._means.get(run.job.queue, QUICK) < QUICK or is_suspected(run.job):
+            # Beside a job that may end the process, no other thread claims more until it has run for a while.
             self._busy_since = now
             if self._idle:
                 wake_by = min(wake_by, now + SLOW)

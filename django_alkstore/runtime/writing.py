@@ -13,13 +13,13 @@ from typing import TypeVar
 from django.db import DatabaseError
 from django.db.backends.base.base import BaseDatabaseWrapper
 
-from django_alkstore import clock, failures, signals
+from django_alkstore import clock, signals
 from django_alkstore.clock import LAST_US, SECOND
 from django_alkstore.dialects import Operations
 from django_alkstore.dialects.base import UNTAKEN, ClaimedJob
 from django_alkstore.dialects.forks import guard
 from django_alkstore.dialects.transactions import busy_timeout, is_contention, limit_wait_on, read_on, write_on
-from django_alkstore.runtime.jobs import LARGEST_BATCH, Plan, Result, Run
+from django_alkstore.runtime.jobs import LARGEST_BATCH, Plan, Result, Run, is_suspected
 from django_alkstore.services import JobHandle, outcomes
 from django_alkstore.services.claims import Swept, announce_unreadable, bury_unreadable, handles_of, sweep_batch
 from django_alkstore.services.outcomes import Kind
@@ -31,7 +31,6 @@ SLICE = 0.1
 """Seconds that one transaction waits for the writer lock. Between two slices the worker has time for other duties."""
 BETWEEN_SLICES = 0.025
 """Seconds between two slices."""
-_SUSPICIOUS = (failures.WORKER_DIED, failures.LEASE_EXPIRED)
 
 
 @dataclass(slots=True)
@@ -51,6 +50,11 @@ class Written:
     unreadable: list[tuple[ClaimedJob, Exception]] = field(default_factory=list)
     alone: dict[str, bool] = field(default_factory=dict)
     """By queue: whether its first claimed job had to be claimed alone."""
+
+    @property
+    def has_news(self) -> bool:
+        """True if there is something to announce."""
+        return bool(self.results or self.swept)
 
 
 class Trouble:
@@ -220,7 +224,9 @@ class Writer:
             claimed, unreadable = handles_of(self.alias, rows)
             if quick and claimed:
                 written.alone[queue] = _starts_alone(claimed[0])
-                claimed = _kept(claimed, db)
+                claimed = _kept(claimed, db, _starts_alone)
+            elif claimed:
+                claimed = _kept(claimed, db, is_suspected)
             written.claimed += claimed
             written.unreadable += unreadable
             free -= 1 if quick else len(claimed)
@@ -235,14 +241,14 @@ class Writer:
                 announce_unreadable(row, error)
 
 
-def _kept(claimed: list[JobHandle], db: Operations) -> list[JobHandle]:
-    """The jobs of a batch that may be held. The others are given back in the same transaction, with their attempts.
+def _kept(claimed: list[JobHandle], db: Operations, is_alone: Callable[[JobHandle], bool]) -> list[JobHandle]:
+    """The jobs of a claim that the worker keeps. The same transaction gives the others back, with their attempts.
 
-    The first job starts at once. Another is only kept if it loses little by a crash that a job before it causes: it has
-    a further attempt, and neither it nor the first job is suspected of having caused a crash.
+    The first job starts at once. Another is only kept if it loses little by a crash that a job before it causes:
+    neither it nor the first is to be claimed alone.
     """
     first, *others = claimed
-    kept = [] if _starts_alone(first) else [job for job in others if not _starts_alone(job)]
+    kept = [] if is_alone(first) else [job for job in others if not is_alone(job)]
     for job in others:
         if job not in kept:
             db.give_back((job.id, job.fence, UNTAKEN), None)
@@ -250,7 +256,8 @@ def _kept(claimed: list[JobHandle], db: Operations) -> list[JobHandle]:
 
 
 def _starts_alone(job: JobHandle) -> bool:
-    return job.attempt >= job.max_attempts or job.last_error in _SUSPICIOUS
+    """True if the job is not claimed ahead of a free thread: it has its last attempt, or is suspected of a crash."""
+    return job.attempt >= job.max_attempts or is_suspected(job)
 
 
 def _held_at(run: Run, now: int) -> int:
