@@ -6,7 +6,6 @@ timeout, and never inside a caller's transaction, which is the caller's to repea
 
 import random
 import threading
-import time
 from collections import defaultdict
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -25,7 +24,7 @@ from django_alkstore.models import Job
 T = TypeVar("T")
 
 _random = random.Random()
-_sleep = time.sleep
+_sleep = clock.sleep
 _LONGEST_TURN = 0.05
 """Seconds. One that writes for longer has a handler in its transaction, and the database's own wait is as good."""
 _LONGEST_STEP = 0.032

@@ -6,7 +6,6 @@ Status 4: every thread is kept by a handler past its time limit. Status 5: the d
 
 import os
 import threading
-import time
 from collections.abc import Callable, Sequence
 from math import inf
 
@@ -57,7 +56,7 @@ class Worker:
         concurrency: int = 4,
         grace: float = 30.0,
         end_process: Callable[[int], None] = os._exit,
-        pause: Callable[[float], None] = time.sleep,
+        pause: Callable[[float], None] = clock.sleep,
     ) -> None:
         """`grace`: seconds that running handlers may take after the first signal.
 
