@@ -1,9 +1,9 @@
 """The one place that reads the time, and that sleeps.
 
-There are two kinds of time. `now`, `now_us` and what is counted from them (delays, leases, schedules) follow a frozen time:
-a `ManualClock`, and tools such as freezegun and time-machine, which replace the functions of the module `time`. Waits for
-locks, sleeps and time limits take real seconds, which those tools do not replace here: a process that waits for another
-one must end its wait although no clock of the test moves.
+There are two kinds of time. `now`, `now_us` and what is counted from them (delays, leases, schedules) follow a frozen
+time: a `ManualClock`, and tools such as freezegun and time-machine, which replace functions of the module `time`. Waits
+for locks, sleeps and time limits take real seconds, which those tools do not replace here: a process that waits for
+another one must end its wait although no clock of the test moves.
 
 Moments are aware datetimes in UTC for people and microseconds since the epoch for the database; the
 conversions between the two live here too, because both are exact and everything needs them.
@@ -12,8 +12,8 @@ conversions between the two live here too, because both are exact and everything
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from functools import partial
 from datetime import UTC, datetime, timedelta
+from functools import partial
 from typing import Protocol
 
 EPOCH = datetime(1970, 1, 1, tzinfo=UTC)

@@ -133,8 +133,8 @@ CALLS: dict[str, Callable[[], object]] = {
     "claim_batch": lambda: services.claim_batch("q", "w"),
     "lock": lambda: services.lock("report").acquire(),
     "schedule": lambda: services.schedule("often", "@every 1h", "q"),
-    "tick": lambda: services.tick(),
-    "sweep": lambda: services.sweep(),
+    "tick": services.tick,
+    "sweep": services.sweep,
 }
 
 
