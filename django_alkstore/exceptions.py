@@ -15,6 +15,7 @@ __all__ = [
     "InvalidName",
     "InvalidOption",
     "InvalidPayload",
+    "InvalidReturnValue",
     "InvalidSpec",
     "LeadershipLost",
     "LeaseExpired",
@@ -182,6 +183,10 @@ class Discard(AlkstoreError):
 
     def __init__(self, reason: str = "discarded") -> None:
         super().__init__(reason)
+
+
+class InvalidReturnValue(Discard, TypeError):
+    """A task has returned what JSON cannot hold. Its effects are done, so it fails without a further attempt."""
 
 
 class Snooze(AlkstoreError):

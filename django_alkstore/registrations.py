@@ -37,6 +37,10 @@ class Registration(NamedTuple):
     """The module that registered it."""
     options: Mapping[str, Any] = MappingProxyType({})
     """The default options of the queue's jobs, as the decorator gives them."""
+    resolve: Callable[[Any], "Registration"] | None = None
+    """For a queue of tasks: takes a `JobHandle`, and returns the registration of that job's task."""
+    after_failure: Callable[[Any, BaseException, Any], Any] | None = None
+    """Takes the `JobHandle`, the error and the outcome of a failed attempt, and returns the outcome to use."""
 
     @property
     def name(self) -> str:

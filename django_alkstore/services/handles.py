@@ -24,11 +24,17 @@ from django_alkstore.dialects.transactions import (
 from django_alkstore.durations import Duration, moment_after, seconds
 from django_alkstore.exceptions import LeaseLost
 from django_alkstore.names import idempotency_key
-from django_alkstore.payloads import decode_payload
+from django_alkstore.payloads import decode_payload, read_payload
 from django_alkstore.services import outcomes
 from django_alkstore.services.events import tell_settled
 from django_alkstore.services.outcomes import Outcome
 from django_alkstore.services.twins import twin
+
+def _list_of(text: bytes) -> list[Any]:
+    """A stored list; empty if another program has damaged it."""
+    found = read_payload(text)
+    return found if isinstance(found, list) else []
+
 
 _making_events = guard()
 
@@ -85,6 +91,7 @@ class JobHandle:
         "_lease_lost",
         "_row",
         "_stopping",
+        "_task_result",
         "attempt",
         "fence",
         "id",
@@ -125,6 +132,8 @@ class JobHandle:
         """True once one of this handle's own calls has found that the lease is lost."""
         self._claimed_at: float | None = None
         """For a claim by hand: its moment on the monotonic clock. None for a worker's."""
+        self._task_result: Any = None
+        """For a task's job: Django's result object of this attempt, once the attempt has begun."""
         self._lease_lost: threading.Event | None = None
         self._stopping: threading.Event | None = None
 
@@ -200,6 +209,19 @@ class JobHandle:
     def lock_errors(self) -> int:
         """How many attempts in a row have ended with a lock error of the database and were given back."""
         return self._row.lock_errors
+
+    @property
+    def _task(self) -> str:
+        """The dotted path of a task; empty for a handler's job."""
+        return self._row.task.decode(errors="replace")
+
+    def _errors(self) -> list[Any]:
+        """The entries about failed attempts."""
+        return _list_of(self._row.errors)
+
+    def _worker_ids(self) -> list[Any]:
+        """Who has made each counted attempt, the present one included."""
+        return _list_of(self._row.worker_ids)
 
     @property
     def lease_lost(self) -> threading.Event:

@@ -9,7 +9,7 @@ from django.db.models.base import ModelState
 
 from django_alkstore import clock, conf, signals
 from django_alkstore.clock import SECOND, from_us
-from django_alkstore.conf import Settings
+from django_alkstore.conf import JobDefaults, Settings
 from django_alkstore.dialects import Operations
 from django_alkstore.dialects.base import NewJob
 from django_alkstore.dialects.transactions import (
@@ -84,8 +84,10 @@ def add_many(
     run_ats: Iterable[datetime] | None,
     using: str | None,
     options: Mapping[str, Any],
+    task: str = "",
+    defaults: JobDefaults | None = None,
 ) -> list[int]:
-    """As `enqueue_many`, for any queue; the name has been checked."""
+    """As `enqueue_many`, for any queue; the name has been checked. `task` and `defaults`: as for `add`."""
     if options.get("unique_key") is not None:
         raise InvalidOption("enqueue_many takes no unique_key: a key names one job")
     if isinstance(payloads, (str, bytes, Mapping)):
@@ -94,8 +96,8 @@ def add_many(
         )
     settings = conf.settings()
     alias = using or resolve_default(settings)
-    defaults = defaults_for(queue, settings)
-    template = stamp(queue, "", options, defaults, clock.now_us())
+    defaults = defaults or defaults_for(queue, settings)
+    template = stamp(queue, "", options, defaults, clock.now_us())._replace(task=task)
     if run_ats is not None and (options.get("delay") is not None or options.get("run_at") is not None):
         raise InvalidOption("give run_ats, or delay or run_at, not both")
     texts = list(_encode_each(payloads, settings))
@@ -178,11 +180,16 @@ def add(
     options: Mapping[str, Any],
     settings: Settings,
     schedule: str | None = None,
+    task: str = "",
+    defaults: JobDefaults | None = None,
 ) -> Job:
-    """Store one job in any queue. Shared by queues, outboxes and schedules, which have checked the names."""
-    job, stored = _new_job(queue, payload, options, settings)
-    if schedule is not None:
-        job = job._replace(schedule=schedule)
+    """Store one job in any queue. Shared by queues, outboxes, schedules and tasks, which have checked the names.
+
+    `defaults`: the options that apply if `options` has none. Default: those of the queue.
+    """
+    job, stored = _new_job(queue, payload, options, settings, defaults)
+    if schedule is not None or task:
+        job = job._replace(schedule=schedule, task=task)
     if job.unique_key is None:
         job_id = write_statement(alias, lambda db: db.insert_job(job))
         assert job_id is not None, "only a unique key or a boundary can be taken"
@@ -211,10 +218,12 @@ def _holder(db: Operations, queue: str, unique_key: str) -> int:
     return job_id
 
 
-def _new_job(queue: str, payload: Any, options: Mapping[str, Any], settings: Settings) -> tuple[NewJob, Any]:
+def _new_job(
+    queue: str, payload: Any, options: Mapping[str, Any], settings: Settings, defaults: JobDefaults | None = None
+) -> tuple[NewJob, Any]:
     """The job as it will be stored, and its payload as it will be read."""
     text, stored = encode_and_read(payload, max_bytes=settings.max_payload_bytes, encoder=settings.json_encoder)
-    return stamp(queue, text, options, defaults_for(queue, settings), clock.now_us()), stored
+    return stamp(queue, text, options, defaults or defaults_for(queue, settings), clock.now_us()), stored
 
 
 _PAYLOAD = NewJob._fields.index("payload")
@@ -258,6 +267,8 @@ def _instance(alias: str, job_id: int, job: NewJob, payload: Any) -> Job:
         "finished_at": None,
         "started_at": None,
         "last_attempted_at": None,
+        "task": job.task,
+        "result": None,
         "worker_ids": [],
         "lock_errors": 0,
     }
