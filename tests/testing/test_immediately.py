@@ -4,6 +4,8 @@ from contextlib import suppress
 from datetime import UTC, datetime
 
 import pytest
+from asgiref.sync import sync_to_async
+from django.core.exceptions import SynchronousOnlyOperation
 from django.db import transaction
 from django.test import TestCase, TransactionTestCase
 
@@ -144,7 +146,32 @@ class Promises:
 
 
 class InATestCase(Promises, TestCase):
-    pass
+    async def test_a_coroutine_may_not_enter_it(self) -> None:
+        """Its thread has other connections than the test: jobs would silently not run."""
+        with pytest.raises(SynchronousOnlyOperation), immediately():
+            pass
+
+
+class InAnAsyncTest(TestCase):
+    def setUp(self) -> None:
+        self.enterContext(isolated_registry())
+        self.enterContext(immediately())
+
+    async def test_jobs_of_a_coroutine_run_at_once(self) -> None:
+        ran: list[object] = []
+
+        @handler("async")
+        async def run(job: JobHandle) -> None:
+            ran.append(await Entry.objects.acount())
+
+        def store() -> None:
+            with transaction.atomic():
+                Entry.objects.create(text="stored")
+                enqueue_tx("async", None)
+                assert ran == []
+
+        await sync_to_async(store)()
+        assert ran == [1]
 
 
 class InATransactionTestCase(Promises, TransactionTestCase):

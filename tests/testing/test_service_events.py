@@ -1,6 +1,7 @@
 """The signals of services that a program calls itself: after the commit, once, and never for what did not happen."""
 
 import logging
+import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from datetime import UTC, datetime, timedelta
@@ -11,10 +12,13 @@ from django.db import connection, transaction
 from django.dispatch import Signal
 
 from django_alkstore import services, signals
+from django_alkstore.dialects.transactions import turn
 from django_alkstore.exceptions import DuplicateJob, LeaseLost, LockHeld, Snooze
 from django_alkstore.models import Job
+from django_alkstore.registry import handler
 from django_alkstore.services import JobHandle, LockHandle
 from django_alkstore.services.events import tell
+from django_alkstore.testing import isolated_registry, run_pending
 from tests.ledger.models import Entry
 
 pytestmark = pytest.mark.django_db(transaction=True)
@@ -273,6 +277,30 @@ def test_a_receiver_sees_the_row_and_its_error_harms_nothing() -> None:
     finally:
         signals.jobs_enqueued.disconnect(receive)
     assert seen == ["pending", "pending"]
+
+
+def test_a_receiver_for_an_atomic_handler_s_call_runs_while_others_may_write() -> None:
+    """The worker's threads write in turn. A receiver that blocks must not keep the turn."""
+    turns: list[bool] = []
+
+    def take_turn() -> None:
+        with turn("default", 0) as got:
+            turns.append(got)
+
+    def receive(**_: object) -> None:
+        other = threading.Thread(target=take_turn)
+        other.start()
+        other.join()
+
+    signals.jobs_enqueued.connect(receive)
+    try:
+        with isolated_registry():
+            handler("atomic", atomic=True)(lambda job: services.enqueue("q", 1))
+            services.enqueue("atomic", None)
+            assert len(run_pending("atomic", raise_errors=True)) == 1
+    finally:
+        signals.jobs_enqueued.disconnect(receive)
+    assert turns == [True, True]
 
 
 ENDS: dict[str, tuple[dict[str, Any], Callable[[JobHandle], bool], str]] = {
