@@ -41,6 +41,7 @@ def assert_enqueued(
     `payload`: the whole payload of the job. `args`, `kwargs`: those of a task. `count`: exactly so many (default: one
     or more). Jobs that have run are counted too, as long as they are kept. The failure lists what was enqueued.
     """
+    __tracebackhide__ = True  # pytest shows the test's line
     wanted = _Wanted.of(queue_or_task, payload, args, kwargs)
     jobs = list(Job.objects.using(resolve_alias(using)).order_by("pk"))
     found = [job for job in jobs if wanted.fits(job)]
@@ -52,6 +53,7 @@ def assert_enqueued(
 
 def assert_nothing_enqueued(*queues_or_tasks: object, using: str | None = None) -> None:
     """Fail if a job was enqueued: in one of these queues, for one of these tasks, or (default) at all."""
+    __tracebackhide__ = True
     wanted = [_Wanted.of(each, ANY, ANY, ANY) for each in queues_or_tasks]
     jobs = list(Job.objects.using(resolve_alias(using)).order_by("pk"))
     found = [job for job in jobs if not wanted or any(each.fits(job) for each in wanted)]

@@ -10,6 +10,7 @@ from django_alkstore.exceptions import InvalidName, InvalidOption, InvalidPayloa
 from django_alkstore.registry import handler
 from django_alkstore.services import enqueue, enqueue_many, outbox
 from django_alkstore.testing import assert_enqueued, assert_nothing_enqueued, isolated_registry, run_pending
+from django_alkstore.testing.assertions import ANY, _Wanted
 
 pytestmark = pytest.mark.django_db
 
@@ -115,3 +116,23 @@ def test_each_database_by_its_alias() -> None:
     assert_nothing_enqueued()
     assert_enqueued("mail", using="other")
     failure(assert_nothing_enqueued, using="other")
+
+
+def test_a_task_is_found_by_its_path_in_any_queue() -> None:
+    """What is asked of a task: its dotted path, and the arguments in the stored payload."""
+    task = SimpleNamespace(module_path="shop.tasks.send", queue_name="default")
+
+    def fits(job: SimpleNamespace, **arguments: Any) -> bool:
+        given = {"payload": ANY, "args": ANY, "kwargs": ANY, **arguments}
+        return _Wanted.of(task, **given).fits(job)  # type: ignore[arg-type]
+
+    stored = {"args": [1, [2]], "kwargs": {"to": "ada"}}
+    job = SimpleNamespace(queue="urgent", task="shop.tasks.send", payload=stored)
+    assert fits(job)
+    assert fits(job, args=(1, (2,)))
+    assert fits(job, args=[1, [2]], kwargs={"to": "ada"})
+    assert fits(job, payload=stored)
+    assert not fits(job, args=[])
+    assert not fits(job, kwargs={})
+    assert not fits(SimpleNamespace(queue="default", task="shop.tasks.other", payload=stored))
+    assert not fits(SimpleNamespace(queue="default", task="", payload=None))
