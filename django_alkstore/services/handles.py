@@ -28,6 +28,7 @@ from django_alkstore.payloads import decode_payload
 from django_alkstore.services import outcomes
 from django_alkstore.services.events import tell_settled
 from django_alkstore.services.outcomes import Outcome
+from django_alkstore.services.twins import twin
 
 _making_events = guard()
 
@@ -263,6 +264,12 @@ class JobHandle:
             mark_for_rollback(self.using)
             raise LeaseLost(self.id)
         self._settle_at_commit(outcomes.ACK)
+
+    aack = twin(ack)
+    aretry = twin(retry)
+    afail = twin(fail)
+    arelease = twin(release)
+    aheartbeat = twin(heartbeat)
 
     def hold(self, duration: float) -> bool:
         """In the caller's open transaction: take the writer lock, and lease for `duration` seconds from now.

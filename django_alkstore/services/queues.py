@@ -27,7 +27,14 @@ from django_alkstore.models import Job, State
 from django_alkstore.names import validate_name
 from django_alkstore.payloads import encode_and_read, encode_payload
 from django_alkstore.services.events import tell, told
-from django_alkstore.services.options import JobOptions, UnkeyedOptions, expires_after, stamp
+from django_alkstore.services.options import (
+    JobOptions,
+    UnkeyedOptions,
+    defaults_for,
+    expect_handler,
+    expires_after,
+    stamp,
+)
 
 
 def enqueue(queue: str, payload: Any, *, using: str | None = None, **options: Unpack[JobOptions]) -> Job:
@@ -38,6 +45,7 @@ def enqueue(queue: str, payload: Any, *, using: str | None = None, **options: Un
     """
     validate_name("queue", queue)
     settings = conf.settings()
+    expect_handler(queue, settings)
     return add(using or resolve_default(settings), queue, payload, options, settings)
 
 
@@ -47,6 +55,7 @@ def enqueue_tx(queue: str, payload: Any, *, using: str | None = None, **options:
     settings = conf.settings()
     alias = using or resolve_default(settings)
     require_open(alias, "enqueue_tx")
+    expect_handler(queue, settings)
     return add(alias, queue, payload, options, settings)
 
 
@@ -65,6 +74,18 @@ def enqueue_many(
     `enqueue`. If `payloads` is empty, nothing is written and the list is empty.
     """
     validate_name("queue", queue)
+    expect_handler(queue, conf.settings())
+    return add_many(queue, payloads, run_ats, using, options)
+
+
+def add_many(
+    queue: str,
+    payloads: Iterable[Any],
+    run_ats: Iterable[datetime] | None,
+    using: str | None,
+    options: Mapping[str, Any],
+) -> list[int]:
+    """As `enqueue_many`, for any queue; the name has been checked."""
     if options.get("unique_key") is not None:
         raise InvalidOption("enqueue_many takes no unique_key: a key names one job")
     if isinstance(payloads, (str, bytes, Mapping)):
@@ -73,7 +94,7 @@ def enqueue_many(
         )
     settings = conf.settings()
     alias = using or resolve_default(settings)
-    defaults = settings.defaults_for(queue)
+    defaults = defaults_for(queue, settings)
     template = stamp(queue, "", options, defaults, clock.now_us())
     if run_ats is not None and (options.get("delay") is not None or options.get("run_at") is not None):
         raise InvalidOption("give run_ats, or delay or run_at, not both")
@@ -121,8 +142,16 @@ def _encode_each(payloads: Iterable[Any], settings: Settings) -> Iterator[str]:
 def get_or_enqueue(
     queue: str, unique_key: str, payload: Any, *, using: str | None = None, **options: Unpack[UnkeyedOptions]
 ) -> tuple[Job, bool]:
-    """The live job of `queue` with this unique key and `False`, or a new one and `True`."""
+    """The live job of `queue` with this unique key and `False`, or a new one and `True`. Raises as `enqueue`."""
     validate_name("queue", queue)
+    expect_handler(queue, conf.settings())
+    return get_or_add(queue, unique_key, payload, using, options)
+
+
+def get_or_add(
+    queue: str, unique_key: str, payload: Any, using: str | None, options: Mapping[str, Any]
+) -> tuple[Job, bool]:
+    """As `get_or_enqueue`, for any queue; the name has been checked."""
     settings = conf.settings()
     alias = using or resolve_default(settings)
     if unique_key is None:
@@ -185,7 +214,7 @@ def _holder(db: Operations, queue: str, unique_key: str) -> int:
 def _new_job(queue: str, payload: Any, options: Mapping[str, Any], settings: Settings) -> tuple[NewJob, Any]:
     """The job as it will be stored, and its payload as it will be read."""
     text, stored = encode_and_read(payload, max_bytes=settings.max_payload_bytes, encoder=settings.json_encoder)
-    return stamp(queue, text, options, settings.defaults_for(queue), clock.now_us()), stored
+    return stamp(queue, text, options, defaults_for(queue, settings), clock.now_us()), stored
 
 
 _PAYLOAD = NewJob._fields.index("payload")
