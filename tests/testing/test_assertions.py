@@ -7,8 +7,8 @@ from typing import Any
 import pytest
 
 from django_alkstore.exceptions import InvalidName, InvalidOption, InvalidPayload
-from django_alkstore.registry import handler
-from django_alkstore.services import enqueue, enqueue_many, outbox
+from django_alkstore.registry import delivery, handler
+from django_alkstore.services import JobHandle, enqueue, enqueue_many, outbox
 from django_alkstore.testing import assert_enqueued, assert_nothing_enqueued, isolated_registry, run_pending
 from django_alkstore.testing.assertions import ANY, _Wanted
 
@@ -88,6 +88,24 @@ def test_jobs_that_have_run_count() -> None:
         enqueue("mail", None)
         run_pending()
     assert assert_enqueued("mail", count=1)[0].state == "completed"
+
+
+def test_a_registered_handler_stands_for_its_queue() -> None:
+    with isolated_registry():
+
+        @handler("mail")
+        def mail(job: JobHandle) -> None:
+            pass
+
+        @delivery("letters")
+        def letters(job: JobHandle) -> None:
+            pass
+
+        mail.enqueue(1)
+        letters.enqueue(2)
+        assert [job.payload for job in assert_enqueued(mail, count=1)] == [1]
+        assert [job.payload for job in assert_enqueued(letters, count=1)] == [2]
+        assert "expected no job, queue mail." in failure(assert_nothing_enqueued, mail)
 
 
 def test_anything_with_a_queue_is_a_target_and_nothing_else_is() -> None:

@@ -8,6 +8,7 @@ from datetime import UTC, datetime, timedelta
 from typing import Any
 
 import pytest
+from asgiref.sync import async_to_sync
 from django.db import connection, transaction
 from django.dispatch import Signal
 
@@ -260,6 +261,16 @@ def test_in_manual_commit_nothing_is_sent_since_nobody_tells_of_the_commit() -> 
             transaction.set_autocommit(True)
     assert sent == []
     assert not Job.objects.exists()
+
+
+def test_the_async_twins_tell_the_same() -> None:
+    async def call() -> None:
+        job = await services.aenqueue("q", 1)
+        await services.acancel(job.pk)
+
+    with listening() as sent:
+        async_to_sync(call)()
+    assert [name for name, _ in sent] == ["jobs_enqueued", "job_cancelled"]
 
 
 def test_a_receiver_sees_the_row_and_its_error_harms_nothing() -> None:
