@@ -119,8 +119,14 @@ def _run_in_transaction(
     not run, and no attempt is spent.
     """
     running = False
+    announcements: list[Callable[[], object]] = []
     try:
-        with turn(job.using, busy_timeout(job.using)), transaction.atomic(using=job.using):
+        # Receivers of what the handler's commit makes true must not run while this thread has its turn to write.
+        with (
+            signals.passed_to(announcements.append),
+            turn(job.using, busy_timeout(job.using)),
+            transaction.atomic(using=job.using),
+        ):
             if not job.hold(registration.time_limit):
                 return RELEASE  # another worker has the job by now: the handler has not run
             running = True
@@ -134,6 +140,9 @@ def _run_in_transaction(
         if running or not is_contention(job.using, error):
             raise
         return Outcome(Kind.GIVE_BACK, failures.describe(error)[0], delay=BUSY_PAUSE)
+    finally:
+        for announce in announcements:
+            announce()
     return None
 
 
