@@ -8,10 +8,12 @@ import threading
 import traceback
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from functools import partial
 from importlib import import_module
 from inspect import Signature, signature
 from typing import Any, NamedTuple, TypeVar
 
+from asgiref.sync import iscoroutinefunction
 from django.apps import apps
 from django.core.exceptions import ImproperlyConfigured
 from django.utils.module_loading import module_has_submodule
@@ -45,6 +47,11 @@ class Registration(NamedTuple):
     def name(self) -> str:
         """As the project names it: the queue, or the outbox."""
         return outbox_of(self.queue) or self.queue
+
+    @property
+    def is_async(self) -> bool:
+        """True if calling the handler makes a coroutine."""
+        return _makes_coroutine(self.target)
 
     @property
     def is_outbox(self) -> bool:
@@ -88,15 +95,20 @@ def _registrar(queue: str, time_limit: Duration, atomic: bool) -> Callable[[T], 
     def register(target: T) -> T:
         if not callable(target):
             raise InvalidOption(f"the handler of {describe_queue(queue)} must be callable, not {shown(target)}")
+        if atomic and _makes_coroutine(target):
+            raise ImproperlyConfigured(
+                f"{where(target)} is a coroutine, and cannot handle {describe_queue(queue)} with atomic=True: "
+                "a transaction belongs to one thread. Make it a sync function, or await one that opens a transaction"
+            )
         misfit = _misfit(target)
         if misfit is not None:
             raise InvalidOption(
-                f"the handler of {describe_queue(queue)} must take one argument, the job: {_where(target)}{misfit}"
+                f"the handler of {describe_queue(queue)} must take one argument, the job: {where(target)}{misfit}"
             )
         taken = _registered.get(queue)
         if taken is not None:
             raise ImproperlyConfigured(
-                f"{describe_queue(queue)} has two handlers: {_where(taken.target)} and {_where(target)}"
+                f"{describe_queue(queue)} has two handlers: {where(taken.target)} and {where(target)}"
             )
         module = sys._getframe(1).f_globals.get("__name__", "")
         _registered[queue] = Registration(queue, target, limit, atomic, module)
@@ -119,7 +131,14 @@ def _misfit(target: Callable[..., Any]) -> Signature | None:
     return None
 
 
-def _where(target: Callable[..., Any]) -> str:
+def _makes_coroutine(target: Callable[..., Any]) -> bool:
+    while isinstance(target, partial):
+        target = target.func
+    return iscoroutinefunction(target) or iscoroutinefunction(getattr(target, "__call__", None))  # noqa: B004
+
+
+def where(target: Callable[..., Any]) -> str:
+    """The dotted path of a handler."""
     named = target if hasattr(target, "__qualname__") else type(target)
     return f"{named.__module__}.{named.__qualname__}"
 

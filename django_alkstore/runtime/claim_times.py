@@ -1,6 +1,6 @@
 """When each queue of a worker may have a job to claim, as far as the worker knows. Used by the leader alone."""
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Container, Iterable, Iterator
 
 from django_alkstore import clock
 from django_alkstore.dialects import Operations
@@ -34,19 +34,24 @@ class ClaimTimes:
         self._look_again_at = 0.0
         self._check_at = 0.0
         self._rotation = 0
+        self.open: Container[str] = self._due
+        """The queues from which a job could start at present. The others may be due, and are left alone."""
 
     def due(self) -> list[str]:
         """The queues that may have a job to claim, each time another one first."""
         now = clock.now_us()
-        due = [queue for queue, moment in self._due.items() if moment is not None and moment <= now]
+        due = [queue for queue, moment in self._open() if moment is not None and moment <= now]
         if len(due) > 1:
             self._rotation = (self._rotation + 1) % len(due)
             due = due[self._rotation :] + due[: self._rotation]
         return due
 
+    def _open(self) -> Iterator[tuple[str, int | None]]:
+        return ((queue, moment) for queue, moment in self._due.items() if queue in self.open)
+
     def due_in(self) -> float:
         """Seconds until a queue may have a job without a further commit; 0 or less if one may have a job now."""
-        soonest = min((moment for moment in self._due.values() if moment is not None), default=_NEVER)
+        soonest = min((moment for _, moment in self._open() if moment is not None), default=_NEVER)
         return (soonest - clock.now_us()) / clock.SECOND
 
     def pause(self) -> float:
@@ -90,7 +95,7 @@ class ClaimTimes:
 
     def unknown(self) -> list[str]:
         """The queues about which the database must be asked."""
-        return [queue for queue, moment in self._due.items() if moment is None]
+        return [queue for queue, moment in self._open() if moment is None]
 
     def look(self, db: Operations) -> None:
         """Ask the database when the next job of each unknown queue is due."""

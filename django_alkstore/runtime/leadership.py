@@ -38,6 +38,9 @@ class Leadership:
         self._registrations = registrations
         self._stopping = stopping
         self._times = ClaimTimes(registrations, watch.version)
+        self._async = frozenset(queue for queue, registration in registrations.items() if registration.is_async)
+        """The queues whose handlers are coroutines."""
+        self._sync = frozenset(registrations) - self._async
 
     def round(self, me: Runner) -> bool:
         """Write what has finished, and claim; if there is neither, wait for work. False if `me` does not lead."""
@@ -80,7 +83,7 @@ class Leadership:
             queues = self._queues(plan)
             if not (plan.results or queues):
                 return None
-            claims = partial(self._writer.claim, queues, plan, planned_at) if queues else None
+            claims = partial(self._writer.claim, queues, self._async, plan, planned_at) if queues else None
             written = self._writer.write(plan.results, plan.renewals, claims)
         except BaseException:
             self._state.put_back(plan.results)
@@ -94,7 +97,10 @@ class Leadership:
     def _queues(self, plan: Plan) -> list[str]:
         """The queues to claim from."""
         self._times.check()
-        if not plan.free:
+        self._times.open = (self._sync if plan.free else frozenset()) | (
+            self._async if plan.coroutines else frozenset()
+        )
+        if not self._times.open:
             return []
         queues = self._times.due()
         if self._times.unknown() and (plan.results or not queues):
@@ -116,7 +122,9 @@ class Leadership:
         for job in sorted(written.claimed, key=lambda job: job.queue in plan.batches):
             job._stopping = self._stopping
             registration = self._registrations[job.queue]
-            runs.append(Run(job, registration, claimed_at=now, renew_at=renewal_after(began_at, job)))
+            run = Run(job, registration, claimed_at=now, renew_at=renewal_after(began_at, job))
+            run.in_loop = job.queue in self._async
+            runs.append(run)
         return runs
 
     def _bury_unreadable(self, written: Written) -> None:

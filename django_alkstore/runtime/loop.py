@@ -5,7 +5,7 @@ import threading
 from collections.abc import Callable, Sequence
 from contextlib import closing, suppress
 from queue import Empty, SimpleQueue
-from typing import NoReturn
+from typing import NoReturn, TypedDict, Unpack
 
 from django.core.exceptions import ImproperlyConfigured
 from django.db import DatabaseError, connections
@@ -23,6 +23,14 @@ from django_alkstore.services.waiting import StopEvent
 
 EXIT_SCHEDULER_BROKE = 1
 EXIT_CUT_OFF = 1
+
+
+class WorkerOptions(TypedDict):
+    """What the commands pass on to a worker."""
+
+    concurrency: int
+    async_concurrency: int
+    grace: float
 
 
 class NotRegistered(ImproperlyConfigured):
@@ -84,11 +92,11 @@ def _warn_of_unhandled(alias: str) -> None:
 
 
 def run_worker(
-    alias: str, registrations: Sequence[Registration], stop_signals: StopSignals, concurrency: int, grace: float
+    alias: str, registrations: Sequence[Registration], stop_signals: StopSignals, **options: Unpack[WorkerOptions]
 ) -> int:
     """Run a worker until a signal stops it; the exit code."""
     _warn_of_unhandled(alias)
-    worker = Worker(alias, registrations, concurrency=concurrency, grace=grace, pause=stop_signals.sleep)
+    worker = Worker(alias, registrations, pause=stop_signals.sleep, **options)
     stop_signals.pass_to(worker.stop)
     return worker.run()
 
@@ -107,12 +115,12 @@ def run_scheduler(alias: str, stop_signals: StopSignals, *, standby: bool) -> in
             return _see_end(scheduler, news)
 
 
-def run_everything(alias: str, stop_signals: StopSignals, concurrency: int, grace: float) -> int:
+def run_everything(alias: str, stop_signals: StopSignals, **options: Unpack[WorkerOptions]) -> int:
     """Run the scheduler and one worker for all that is registered, in one process; the exit code."""
     if not registry.registrations():
         signals.emit(signals.nothing_registered)
     _warn_of_unhandled(alias)
-    worker = Worker(alias, registry.registrations(), concurrency=concurrency, grace=grace, pause=stop_signals.sleep)
+    worker = Worker(alias, registry.registrations(), pause=stop_signals.sleep, **options)
     news = _News()
 
     def at_end() -> None:

@@ -4,7 +4,7 @@ A crash between the end of a handler and the commit of its result means that the
 crash before the end of the handler.
 """
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Container, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import partial
@@ -197,17 +197,34 @@ class Writer:
             claims(db, written)
         return written
 
-    def claim(self, queues: list[str], plan: Plan, planned_at: int, db: Operations, written: Written) -> None:
-        """Claim what free threads can start, and batches for quick handlers; sweep a queue that has nothing to claim.
+    def claim(
+        self,
+        queues: list[str],
+        of_coroutines: Container[str],
+        plan: Plan,
+        planned_at: int,
+        db: Operations,
+        written: Written,
+    ) -> None:
+        """Claim what free threads and the event loop can start, and batches for quick handlers.
 
+        A queue that has nothing to claim is swept. `of_coroutines`: the queues whose handlers are coroutines.
         `planned_at`: a job that has lapsed since then is not swept. It may be this worker's own, if the process was
         suspended, and is renewed first.
         """
-        free, room = plan.free, LARGEST_BATCH
+        free, room, coroutines = plan.free, LARGEST_BATCH, plan.coroutines
         for queue in queues:
+            in_loop = queue in of_coroutines
             quick = queue in plan.batches
-            batch = 1 if quick and queue in self._one_by_one else plan.batches.get(queue, free)
-            limit = min(room, batch)
+            if in_loop:
+                limit = coroutines
+            elif free <= 0:
+                limit = 0
+            else:
+                batch = 1 if quick and queue in self._one_by_one else plan.batches.get(queue, free)
+                limit = min(room, batch)
+            if limit <= 0:
+                continue
             rows = db.claim(queue, self.worker_id, limit, clock.now_us(), self.liveness)
             if len(rows) < limit:
                 swept = None if rows else sweep_batch(queue, planned_at, db)
@@ -223,10 +240,11 @@ class Writer:
                 claimed = _kept(claimed, db)
             written.claimed += claimed
             written.unreadable += unreadable
+            if in_loop:
+                coroutines -= len(claimed)
+                continue
             free -= 1 if quick else len(claimed)
             room -= len(claimed)
-            if free <= 0 or room <= 0:
-                return
 
     def bury_unreadable(self, rows: list[tuple[ClaimedJob, Exception]]) -> None:
         """Make claimed jobs dead that cannot be read. Needs the turn."""

@@ -17,4 +17,4 @@ class Command(WorkerCommand):
 
     def run(self, alias: str, options: dict[str, Any]) -> int:
         outboxes = chosen(options["names"], outboxes=True)
-        return run_worker(alias, outboxes, self.stop_signals, options["concurrency"], options["grace"])
+        return run_worker(alias, outboxes, self.stop_signals, **self.worker_options(options))
