@@ -62,6 +62,22 @@ database_replaced = Signal()  # error
 file_events_missing = Signal()  # reason, interval: the database is polled instead, every `interval` seconds
 module_broken = Signal()  # module, error, traceback, exception
 
+# Of what a program does by calling a service. They have no log line: `tell` sends them.
+jobs_enqueued = Signal()  # using, queue, job_ids
+job_cancelled = Signal()  # using, job_id
+job_requeued = Signal()  # using, job_id
+job_run_now = Signal()  # using, job_id
+job_rescheduled = Signal()  # using, job_id, run_at
+schedule_declared = Signal()  # using, name
+schedule_removed = Signal()  # using, name
+schedule_paused = Signal()  # using, name
+schedule_resumed = Signal()  # using, name
+schedule_fired_now = Signal()  # using, name, job_id
+lock_acquired = Signal()  # using, name, owner, token
+lock_renewed = Signal()  # using, name, owner, token
+lock_released = Signal()  # using, name, owner, token
+lock_taken_away = Signal()  # using, name
+
 
 _LOG_TEXT = 500
 """Characters of an error in one line; the job keeps more."""
@@ -117,9 +133,19 @@ def emit(event: Signal, **data: Any) -> None:
         _send(event, data)
 
 
-def _send_later(event: Signal, data: dict[str, Any]) -> None:
+def tell(event: Signal, **data: Any) -> None:
+    """As `emit`, without a log line: for what a program does by calling a service."""
+    if _thread.post is not None:
+        _thread.post(partial(_send_later, event, data, _send_to_receivers))
+    else:
+        _send_to_receivers(event, data)
+
+
+def _send_later(
+    event: Signal, data: dict[str, Any], send: Callable[[Signal, dict[str, Any]], None] | None = None
+) -> None:
     try:
-        _send(event, data)
+        (send or _send)(event, data)
     finally:
         data.clear()  # the thread that called this may keep it until the next event
 
@@ -130,6 +156,10 @@ def _send(event: Signal, data: dict[str, Any]) -> None:
     level, say = _words[event]
     if logger.isEnabledFor(level):
         _log_line(level, say(**data))
+    _send_to_receivers(event, data)
+
+
+def _send_to_receivers(event: Signal, data: dict[str, Any]) -> None:
     if event.receivers:
         try:
             event.send_robust(sender=None, **data)

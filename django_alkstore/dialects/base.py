@@ -1,13 +1,12 @@
-"""The contract with a database: every operation that the library asks of one, and what each means.
+"""Every operation that the library needs from a database, and what each means.
 
 Rules for all of them:
 
 - `now` and every other moment is microseconds since the epoch; nothing here reads a clock.
-- Whatever names a `Claim` takes effect only while that claim's lease is held (state processing, same fence,
-  lease not run out at the claim's moment) and says whether it did.
-- None opens or ends a transaction; `transactions.py` does, around them.
-- Those marked *one statement* are atomic by themselves and may run in autocommit. The others expect the
-  writer lock to be held already.
+- An operation on a `Claim` takes effect only while that claim's lease is held (state processing, same fence, lease not
+  run out at the claim's moment), and returns whether it did.
+- No operation opens or ends a transaction. `transactions.py` does that.
+- An operation marked *one statement* is atomic by itself and may run in autocommit. The others need the writer lock.
 """
 
 from abc import ABC, abstractmethod
@@ -23,7 +22,7 @@ from django_alkstore.dialects.cursors import Cursor
 
 
 class DatabaseReplaced(OperationalError):
-    """The database that was opened is no longer where it was: what is written to it is seen by nobody."""
+    """The database file was replaced or deleted: no other process sees what this one writes to the old file."""
 
 
 class Change(Protocol):
@@ -176,7 +175,7 @@ class Operations(ABC):
 
     @abstractmethod
     def insert_job(self, job: NewJob) -> int | None:
-        """Store a job and return its id; `None` where its live unique key or its boundary is taken. *One statement.*"""
+        """Store a job and return its id; `None` if its live unique key or its boundary is taken. *One statement.*"""
 
     @abstractmethod
     def insert_jobs(self, jobs: Sequence[tuple[Any, ...]]) -> list[int]:
@@ -333,7 +332,7 @@ class Operations(ABC):
 
 
 class Dialect(ABC):
-    """One database's way of doing it."""
+    """What one database does its own way."""
 
     @abstractmethod
     def operations(self, cursor: Cursor) -> Operations:
@@ -341,19 +340,19 @@ class Dialect(ABC):
 
     @abstractmethod
     def open_cursor(self, connection: BaseDatabaseWrapper) -> Cursor:
-        """A cursor for the operations: Django's, or one that does what Django's does."""
+        """A cursor for the operations: Django's, or one that behaves in the same way."""
 
     @abstractmethod
     def take_writer_lock(self, connection: BaseDatabaseWrapper, cursor: Cursor, *, fresh: bool) -> None:
-        """Hold whatever serialises writers from here to the end of the transaction; `fresh`: it has just begun."""
+        """Take the lock of the only writer until the transaction ends. `fresh`: the transaction has just begun."""
 
     @abstractmethod
     def begin(self, connection: BaseDatabaseWrapper, cursor: Cursor) -> AbstractContextManager[object]:
-        """A transaction that holds whatever serialises writers from its start, where none is open yet."""
+        """A transaction that has the lock of the only writer from its start. None is open yet."""
 
     @abstractmethod
     def is_contention(self, error: OperationalError) -> bool:
-        """Did this error only say that another was writing? By its code, never by its text."""
+        """True if the error only says that another process or thread was writing: by its code, never by its text."""
 
     @abstractmethod
     def busy_timeout(self, connection: BaseDatabaseWrapper) -> float:
@@ -365,14 +364,14 @@ class Dialect(ABC):
 
     @abstractmethod
     def is_at_rest(self, connection: BaseDatabaseWrapper) -> bool:
-        """Has every statement come to its end? One that was left halfway would hold on to an old snapshot."""
+        """True if every statement has ended. One that was left halfway would keep an old snapshot."""
 
     @abstractmethod
     def cut_off(self, connection: BaseDatabaseWrapper) -> None:
-        """Roll back what another thread is doing on its connection, and let it write nothing more there.
+        """Roll back the transaction of another thread's connection, and refuse every later write on that connection.
 
-        For a thread that holds the writer lock and cannot be ended. Waits for its statement to end, if it is in one.
-        The connection is of no use afterwards.
+        For a thread that has the writer lock and cannot be ended. Waits until the thread's current statement has ended.
+        The connection cannot be used afterwards.
         """
 
     @abstractmethod

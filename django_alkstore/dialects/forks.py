@@ -29,12 +29,12 @@ def guard() -> threading.RLock:
 
 def _hold() -> None:
     """Take every guard, or as many as become free within the longest wait."""
-    deadline = clock.monotonic() + LONGEST_WAIT
+    deadline = clock.waiting_from() + LONGEST_WAIT
     while True:
         guards = list(_guards)
         _forking.held = [lock for lock in guards if lock.acquire(blocking=False)]
         missing = [lock for lock in guards if lock not in _forking.held]
-        left = deadline - clock.monotonic()
+        left = deadline - clock.waiting_from()
         if not missing or left <= 0:
             return
         # With none in hand: those who have it may want another.

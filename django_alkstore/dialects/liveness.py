@@ -12,7 +12,6 @@ process, a handler for example, opened and closed the file.
 import os
 import struct
 import sys
-import time
 from contextlib import ExitStack
 from pathlib import Path
 from types import TracebackType
@@ -21,7 +20,7 @@ from weakref import WeakSet
 
 from django.db import connections
 
-from django_alkstore import conf
+from django_alkstore import clock, conf
 from django_alkstore.dialects.forks import guard
 from django_alkstore.dialects.sqlite import database_path
 from django_alkstore.names import SHORT_ID_LENGTH, unique_owner
@@ -250,7 +249,7 @@ def _open_for_writing(path: Path) -> int:
     try:
         return os.open(path, _FLAGS)
     except PermissionError:
-        time.sleep(_CREATOR_PAUSE)
+        clock.sleep(_CREATOR_PAUSE)
         return os.open(path, _FLAGS)
 
 

@@ -1,12 +1,11 @@
-"""The one place that begins a transaction, waits in line for the writer lock, and asks whether one is open.
+"""Begins transactions, waits for the writer lock, and says whether a transaction is open. No other module does.
 
-A write is retried only when it is ours alone: by the error's code, for no longer than the database's own busy
-timeout, and never inside a caller's transaction, which is the caller's to repeat.
+A write is tried again only if the error's code says that another process was writing, for no longer than the busy
+timeout, and never inside a caller's transaction: the caller alone can repeat that.
 """
 
 import random
 import threading
-import time
 from collections import defaultdict
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -25,15 +24,15 @@ from django_alkstore.models import Job
 T = TypeVar("T")
 
 _random = random.Random()
-_sleep = time.sleep
+_sleep = clock.sleep
 _LONGEST_TURN = 0.05
-"""Seconds. One that writes for longer has a handler in its transaction, and the database's own wait is as good."""
+"""Seconds. A thread that writes for longer runs a handler in its transaction; then SQLite's own wait is as good."""
 _LONGEST_STEP = 0.032
-"""Seconds. SQLite's own waits grow to 0.1 s and starve whoever has waited longest."""
+"""Seconds. SQLite's own pauses grow to 0.1 s, so that the process which has waited longest is tried least often."""
 
 
 def resolve_alias(using: str | None) -> str:
-    """The database that a call is about: the caller's word, the setting's, or the routers'."""
+    """The database alias of a call: `using`, else the setting `DATABASE`, else the choice of the routers."""
     return using or resolve_default(conf.settings())
 
 
@@ -43,7 +42,7 @@ def resolve_default(settings: conf.Settings) -> str:
 
 
 def is_open(connection: BaseDatabaseWrapper) -> bool:
-    """Is a transaction of the caller's open: an `atomic` block, or `set_autocommit(False)`?"""
+    """True if a transaction of the caller is open: an `atomic` block, or `set_autocommit(False)`."""
     if connection.in_atomic_block:
         return True
     # `get_autocommit` would connect first, and so make an empty file where the database's is gone.
@@ -85,22 +84,22 @@ def refuse_open(using: str, what: str) -> None:
     from_testcase = bool(blocks) and blocks[-1]._from_testcase  # type: ignore[attr-defined]
     if is_open(connection) and not from_testcase:
         raise RuntimeError(
-            f"{what} cannot run inside an open transaction: its lease would be seen by nobody before the commit"
+            f"{what} cannot run inside an open transaction: no other process would see its lease before the commit"
         )
 
 
 def mark_for_rollback(using: str) -> None:
-    """Let the whole open transaction roll back at its end, also where the error that said so is caught.
+    """Let the whole open transaction roll back at its end, even if the caller catches the error.
 
-    `set_rollback` marks the innermost block, whose savepoint would then end the matter. A block without a
-    savepoint hands the mark on to the one around it, so that is what the inner ones are made.
+    `set_rollback` marks the innermost block alone, and a block with a savepoint rolls back to it and clears the mark.
+    A block without a savepoint passes the mark on to the block around it. So the inner blocks lose their savepoints.
     """
     connection = connections[using]
     if not connection.in_atomic_block:
         connection.rollback()
         return
     if not connection.commit_on_exit:
-        # Manual commit around the blocks: no block's end is the transaction's, so it is ended here and now.
+        # Manual commit around the blocks: no block ends the transaction, so it is ended here.
         connection._rollback()  # type: ignore[attr-defined]
     own = sum(not block._from_testcase for block in connection.atomic_blocks)  # type: ignore[attr-defined]
     for position in range(1, own):
@@ -109,18 +108,18 @@ def mark_for_rollback(using: str) -> None:
 
 
 def is_contention(using: str, error: DatabaseError) -> bool:
-    """Did this error only say that another was writing?"""
+    """True if the error only says that another process or thread was writing."""
     return isinstance(error, OperationalError) and dialect_of(connections[using]).is_contention(error)
 
 
 def busy_timeout(using: str) -> float:
-    """Seconds that a call waits for another writer, by the project's settings."""
+    """Seconds that a call waits for another writer, as the project's settings say."""
     connection = connections[using]
     return dialect_of(connection).busy_timeout(connection)
 
 
 def after_commit(using: str, announce: Callable[[], object]) -> None:
-    """Call `announce` once the caller's transaction is committed, or now where none is open."""
+    """Call `announce` once the caller's transaction is committed, or now if none is open."""
     if connections[using].in_atomic_block:
         transaction.on_commit(announce, using=using, robust=True)
     else:
@@ -142,8 +141,8 @@ def write_statement(using: str, statement: Callable[[Operations], T]) -> T:
 def write_transaction(using: str, body: Callable[[Operations], T]) -> T:
     """Run `body` in one transaction with the writer lock held from its start, so that it may read and then write.
 
-    In the caller's transaction, where one is open, `body` runs under a savepoint: all of it or nothing.
-    `body` may be called again after contention and must have no effect outside the database.
+    If the caller has a transaction open, `body` joins it under a savepoint: all of it takes effect, or nothing.
+    `body` may be called again after contention, so it must have no effect outside the database.
     """
     connection = connections[using]
     dialect = dialect_of(connection)
@@ -166,7 +165,7 @@ def write_transaction(using: str, body: Callable[[Operations], T]) -> T:
 def write_operations(using: str, body: Callable[[Operations], T]) -> T:
     """As `write_transaction`, for a body that uses nothing but its operations: no model, no service.
 
-    By itself such a transaction needs none of what Django keeps account of in an `atomic` block.
+    Such a transaction needs no `atomic` block, which costs as much as a statement.
     """
     connection = connections[using]
     return write_transaction(using, body) if is_open(connection) else write_on(connection, body)
@@ -200,7 +199,7 @@ _limits: "WeakKeyDictionary[BaseDatabaseWrapper, tuple[object, float]]" = WeakKe
 
 
 def limit_wait(using: str, seconds: float) -> None:
-    """Let this thread's calls wait in line no longer than this, as one must that has other things to look after."""
+    """Let each call of this thread wait for another writer for at most so many seconds."""
     limit_wait_on(connections[using], seconds)
 
 
@@ -232,18 +231,16 @@ def _set_limit(connection: BaseDatabaseWrapper, seconds: float) -> None:
 
 
 def longest_wait(connection: BaseDatabaseWrapper) -> float:
-    """Seconds that a call waits in line before it raises."""
+    """Seconds that a call waits for another writer before it raises."""
     raw, seconds = _limits.get(connection, (None, 0.0))
     known = raw is not None and raw is connection.connection
     return seconds if known else dialect_of(connection).busy_timeout(connection)
 
 
 _turns: "defaultdict[str, threading.RLock]" = defaultdict(guard)
-"""For each database the one of this process's threads whose turn it is to write."""
-
-
+"""For each database the lock that the threads of this process take in turn to write."""
 _TURN_SLICE = 0.1
-"""Seconds after which a thread that waits for its turn looks whether the turn was taken from the one that has it."""
+"""Seconds after which a thread that waits for its turn checks whether the turn was taken from its holder."""
 
 
 @contextmanager
@@ -268,12 +265,12 @@ def turn(using: str, seconds: float) -> Iterator[bool]:
 
 
 def take_turn_away(using: str) -> None:
-    """Let others have the turn, whoever has it now: that thread can write nothing any more."""
+    """Take the turn from the thread that has it, which can write nothing any more."""
     _turns[using] = guard()
 
 
 def _wait_in_line(connection: BaseDatabaseWrapper, run: Callable[[], T]) -> T:
-    """`run`, when it is this thread's turn; repeated while other processes write, until the longest wait is over."""
+    """Call `run` when it is this thread's turn, and again while other processes write, for the longest wait at most."""
     lock = _turns[connection.alias]  # as `turn`, for less
     got = lock.acquire(blocking=False) or lock.acquire(timeout=min(_LONGEST_TURN, longest_wait(connection)))
     started = clock.waiting_from()
@@ -286,7 +283,7 @@ def _wait_in_line(connection: BaseDatabaseWrapper, run: Callable[[], T]) -> T:
                 waited = clock.waited_since(started)
                 if not dialect_of(connection).is_contention(error) or waited >= longest_wait(connection):
                     raise
-            # In short random waits, where SQLite's own would starve whoever has waited longest.
+            # Short random pauses: SQLite's own grow with each try.
             tries += 1
             _sleep(_random.uniform(0, min(_LONGEST_STEP, 0.001 * 2**tries)))
     finally:

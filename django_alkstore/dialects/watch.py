@@ -14,7 +14,6 @@ import signal
 import socket
 import sys
 import threading
-import time
 from collections.abc import Iterator
 from contextlib import AbstractContextManager, ExitStack, closing, contextmanager
 from pathlib import Path
@@ -41,7 +40,7 @@ _SELECTABLE = 0.001
 _CLOSED = -1
 """The file number of a closed socket."""
 
-_sleep = time.sleep
+_sleep = clock.sleep
 
 
 class Bell:

@@ -2,10 +2,10 @@
 
 from django_alkstore import signals
 from django_alkstore.runtime.jobs import Result, Run
-from django_alkstore.runtime.perform import announce_failure
 from django_alkstore.runtime.writing import Written
 from django_alkstore.services import JobHandle
-from django_alkstore.services.outcomes import ACK, RELEASE, Kind, Outcome
+from django_alkstore.services.events import Event, outcome_event, settled_event
+from django_alkstore.services.outcomes import ACK, RELEASE, Outcome
 
 
 def announce(written: Written) -> None:
@@ -33,14 +33,12 @@ def announce_given_back(written: Written, *, stopping: bool) -> None:
 
 def announce_outcome(job: JobHandle, outcome: Outcome, seconds: float) -> None:
     """Announce the outcome of an attempt, once it is on the job's row."""
-    if outcome.kind is Kind.ACK:
-        signals.emit(signals.job_completed, job=job, seconds=seconds)
-    elif outcome.is_failure:
-        announce_failure(job, outcome, seconds)
-    elif outcome.error:
-        signals.emit(signals.job_locked_out, job=job, error=outcome.error, delay=outcome.delay)
-    elif outcome.delay is not None:
-        signals.emit(signals.job_snoozed, job=job, delay=outcome.delay)
+    _emit(outcome_event(job, outcome, seconds))
+
+
+def _emit(event: Event | None) -> None:
+    if event is not None:
+        signals.emit(event.signal, **event.data)
 
 
 def announce_settled(job: JobHandle, seconds: float, late: Outcome | None = None) -> None:
@@ -49,10 +47,7 @@ def announce_settled(job: JobHandle, seconds: float, late: Outcome | None = None
     `late`: the outcome by which the handler ended after that, if it raised.
     """
     outcome = job.settled_by or ACK  # without one, an atomic handler has returned, and has deleted the job's row
-    if outcome.kind is Kind.GIVE_BACK:
-        signals.emit(signals.job_settled, job=job, seconds=seconds)
-    else:
-        announce_outcome(job, outcome, seconds)
+    _emit(settled_event(job, outcome, seconds))
     if late is not None:
         signals.emit(
             signals.job_raised_late,

@@ -1,6 +1,7 @@
 """When each queue of a worker may have a job to claim, as far as the worker knows. Used by the leader alone."""
 
 from collections.abc import Callable, Container, Iterable, Iterator
+from math import inf
 
 from django_alkstore import clock
 from django_alkstore.dialects import Operations
@@ -11,6 +12,8 @@ PAUSE_PER_LOOK = 25
 """The pause is at least so many times as long as the look took, however many queues there are."""
 LONGEST_PAUSE = 1.0
 """Seconds, at most: a look may take long because the machine was busy or the process was suspended."""
+GATHER = 0.02
+"""Seconds between two claims of a worker while jobs arrive faster than it looks for them."""
 CHECK_EVERY = 0.1
 """Seconds between two checks for commits while the worker is busy."""
 _NEVER = 2**63 - 1
@@ -32,6 +35,8 @@ class ClaimTimes:
         self._news_of_others = False
         """True if another process, and not this worker, has committed since the last look."""
         self._look_again_at = 0.0
+        self._several_at = -inf
+        self._gather_until = 0.0
         self._check_at = 0.0
         self._rotation = 0
         self.open: Container[str] = self._due
@@ -57,6 +62,21 @@ class ClaimTimes:
     def pause(self) -> float:
         """Seconds for which a commit of others is not worth a look: they write something that is no job of ours."""
         return max(0.0, self._look_again_at - clock.monotonic())
+
+    def note_several(self) -> None:
+        """A claim of quick jobs took all that there were, and more than one.
+
+        If the one before did so a moment ago, jobs gather until the next claim: fewer, larger claims cost less, and
+        leave the writer lock to the processes that enqueue.
+        """
+        now = clock.monotonic()
+        if now - self._several_at < 2 * GATHER:
+            self._gather_until = now + GATHER
+        self._several_at = now
+
+    def gathering(self) -> float:
+        """Seconds until the next claim if jobs are gathering; else 0."""
+        return max(0.0, self._gather_until - clock.monotonic())
 
     def note_write(self) -> None:
         """The worker has committed: the next change of the version is its own."""

@@ -33,6 +33,8 @@ from django_alkstore.services.outcomes import RELEASE, retry
 T = TypeVar("T")
 Ts = TypeVarTuple("Ts")
 
+KEEP_SPARE = 10.0
+"""Seconds for which the threads for sync functions are kept while no coroutine runs."""
 LONGEST_TIDY = 1.0
 """Seconds to wait for a function that a coroutine called by `sync_to_async` and did not wait for."""
 
@@ -61,6 +63,7 @@ class EventLoopThread(threading.Thread):
         self._coroutines: dict[Run, _Coroutine] = {}
         """Those that have not ended. Changed in this thread alone."""
         self._spare: list[_SyncThread] = []
+        self._spare_timer: asyncio.TimerHandle | None = None
         self._ended = False
 
     def start(self) -> None:
@@ -75,8 +78,7 @@ class EventLoopThread(threading.Thread):
         except BaseException as error:  # noqa: BLE001  the keeper ends the worker for it
             self._state.break_down(error)
         finally:
-            for spare in self._spare:
-                spare.close()
+            self._close_spare()
             self._loop.close()
 
     def _turn(self) -> None:
@@ -101,7 +103,14 @@ class EventLoopThread(threading.Thread):
         with suppress(RuntimeError):  # the loop is closed: the worker has ended
             self._loop.call_soon_threadsafe(callback, *args)
 
+    def _close_spare(self) -> None:
+        while self._spare:
+            self._spare.pop().close()
+
     def _begin(self, run: Run) -> None:
+        if self._spare_timer is not None:
+            self._spare_timer.cancel()
+            self._spare_timer = None
         coroutine = self._coroutines[run] = _Coroutine(run, self._spare.pop() if self._spare else _SyncThread())
         context = self._context.copy()
         context.run(_owner.set, coroutine)
@@ -145,6 +154,8 @@ class EventLoopThread(threading.Thread):
     def _finish(self, coroutine: "_Coroutine", ending: Ending) -> None:
         run = coroutine.run
         del self._coroutines[run]
+        if not self._coroutines:
+            self._spare_timer = self._loop.call_later(KEEP_SPARE, self._close_spare)
         if not self._state.finish(self, run, ending):
             if ending.outcome is not None:
                 ending.outcome.take_exception()  # nobody announces it

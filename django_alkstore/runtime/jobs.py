@@ -4,6 +4,7 @@ from dataclasses import dataclass
 from math import inf
 from typing import NamedTuple, Protocol
 
+from django_alkstore import failures
 from django_alkstore.registry import Registration
 from django_alkstore.services import JobHandle
 from django_alkstore.services.outcomes import Outcome
@@ -24,6 +25,7 @@ SHORTEST_RENEWAL = 0.02
 """Seconds between two renewals, however short the lease is."""
 LOOK_FOR_LOSS = 1.0
 """Seconds between two looks for running jobs that were cancelled, deleted or taken."""
+_SUSPICIOUS = (failures.WORKER_DIED, failures.LEASE_EXPIRED)
 
 
 CANCEL_TIMEOUT = 5.0
@@ -65,6 +67,11 @@ class Run:
     def holds_lease(self) -> bool:
         """True unless the lease is known to be lost, or the handler has settled the job itself."""
         return not (self.lost or self.job.settled)
+
+
+def is_suspected(job: JobHandle) -> bool:
+    """True if the last attempt ended with its process or with its lease: perhaps the job has caused that."""
+    return job.last_error in _SUSPICIOUS
 
 
 def renewal_after(began_at: float, job: JobHandle) -> float:

@@ -6,7 +6,6 @@ results that no thread can write in time, sweeps, prunes, and looks for dead wor
 
 import selectors
 import threading
-import time
 from collections.abc import Callable, Sequence
 from math import inf
 from typing import TypeVar
@@ -231,4 +230,4 @@ class Keeper:
         self._selector.close()
 
 
-_sleep = time.sleep
+_sleep = clock.sleep

@@ -46,7 +46,7 @@ class Leadership:
         """Write what has finished, and claim; if there is neither, wait for work. False if `me` does not lead."""
         if not self._state.leads(me):
             return False
-        pause = self._writer.trouble.pause()
+        pause = max(self._writer.trouble.pause(), self._times.gathering())
         if pause:
             self._watch.wait_for_bell(pause)
             return True
@@ -63,11 +63,12 @@ class Leadership:
         if written is None:
             self._wait(me)
             return True
-        try:
-            announce(written)
-            announce_given_back(written, stopping=self._state.is_stopping)
-        finally:
-            self._state.end_announcing()
+        if written.has_news:
+            try:
+                announce(written)
+                announce_given_back(written, stopping=self._state.is_stopping)
+            finally:
+                self._state.end_announcing()
         if written.unreadable:
             self._bury_unreadable(written)
         return True
@@ -88,10 +89,11 @@ class Leadership:
         except BaseException:
             self._state.put_back(plan.results)
             raise
-        self._state.note_written(len(plan.results), written.completed, written.failed, me)
+        if written.has_news:
+            self._state.note_written(len(plan.results), written.completed, written.failed, me)
         self._state.note_renewals(written.renewals, began_at)
         self._state.add(self._runs(written, plan, began_at))
-        self._note_claims(queues, written)
+        self._note_claims(queues, plan, written)
         return written
 
     def _queues(self, plan: Plan) -> list[str]:
@@ -108,12 +110,14 @@ class Leadership:
             queues = self._times.due()
         return queues
 
-    def _note_claims(self, queues: list[str], written: Written) -> None:
+    def _note_claims(self, queues: list[str], plan: Plan, written: Written) -> None:
         self._times.note_write()
         for queue in written.emptied:
             self._times.forget(queue)
         if queues:
             self._times.note_claim(written.claimed[0].queue if written.claimed else None)
+        if written.emptied and len(written.claimed) > 1 and plan.batches:
+            self._times.note_several()
 
     def _runs(self, written: Written, plan: Plan, began_at: float) -> list[Run]:
         """The claimed jobs; first those that other threads take over at once, since their handlers are not quick."""

@@ -9,7 +9,6 @@ import logging
 import os
 import sys
 import threading
-import time
 from functools import lru_cache
 from typing import TextIO
 from weakref import WeakSet
@@ -24,7 +23,7 @@ WRITE_EVERY = 0.01
 """Seconds between two writes, so that a busy worker's lines are written many at once."""
 FLUSH_TIMEOUT = 2.0
 
-_sleep = time.sleep
+_sleep = clock.sleep
 
 
 def show_log(verbosity: int) -> None:

@@ -21,8 +21,9 @@ from django_alkstore.dialects import dialect_of
 from django_alkstore.dialects.transactions import busy_timeout, is_contention, is_left_open, turn
 from django_alkstore.registry import Registration
 from django_alkstore.services import JobHandle
+from django_alkstore.services.events import failure_event
 from django_alkstore.services.handles import run_to_end
-from django_alkstore.services.outcomes import ACK, RELEASE, Kind, Outcome, outcome_of, retry, wait_before_retry
+from django_alkstore.services.outcomes import ACK, RELEASE, Kind, Outcome, outcome_of, retry
 
 LEFT_OPEN = "the handler left a transaction open, which was rolled back"
 
@@ -164,18 +165,8 @@ def _run_in_transaction(
 
 def announce_failure(job: JobHandle, outcome: Outcome, seconds: float) -> None:
     """Tell of a failed attempt, once `outcome` is on the job's row."""
-    said = {
-        "seconds": seconds,
-        "error": outcome.error,
-        "traceback": outcome.traceback,
-        "asked_for": outcome.asked_for,
-        "exception": outcome.take_exception(),
-    }
-    wait = wait_before_retry(job, outcome)
-    if wait is None:
-        signals.emit(signals.job_died, job=job, **said)
-    else:
-        signals.emit(signals.job_retried, job=job, retry_in=wait, **said)
+    event = failure_event(job, outcome, seconds)
+    signals.emit(event.signal, **event.data)
 
 
 class _Thread(threading.local):

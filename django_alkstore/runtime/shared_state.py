@@ -24,6 +24,7 @@ from django_alkstore.runtime.jobs import (
     Result,
     Run,
     Runner,
+    is_suspected,
     renewal_after,
 )
 from django_alkstore.runtime.perform import Ending
@@ -134,7 +135,8 @@ class SharedState:
             run.fails_at = now + run.registration.time_limit
         self._running[run] = None
         wake_by = min(run.renew_at, run.fails_at, now + LOOK_FOR_LOSS, self._results.write_by or inf)
-        if run.in_loop or self._means.get(run.job.queue, QUICK) < QUICK:
+        if run.in_loop or self._means.get(run.job.queue, QUICK) < QUICK or is_suspected(run.job):
+            # Beside a job that may end the process, no other thread claims more until it has run for a while.
             self._busy_since = now
             if self._idle:
                 wake_by = min(wake_by, now + SLOW)
@@ -245,15 +247,12 @@ class SharedState:
     def add(self, runs: Iterable[Run]) -> None:
         """Hold jobs that were just claimed."""
         with self._lock:
-            for run in runs:
-                self._stand_in_line(run)
+            self._add(list(runs))
 
-    def _stand_in_line(self, run: Run) -> None:
+    def _add(self, runs: list[Run]) -> None:
         # There is a place for each job of the event loop, but a job of a batch may have to wait for a thread.
-        if run.in_loop:
-            self._waiting.appendleft(run)
-        else:
-            self._waiting.append(run)
+        self._waiting.extendleft(run for run in reversed(runs) if run.in_loop)
+        self._waiting.extend(run for run in runs if not run.in_loop)
 
     def begin_wait(self, me: Runner) -> bool:
         """True if the leader has nothing to do, and may wait. A result then rings it."""
@@ -342,7 +341,7 @@ class SharedState:
                     ring = True
                     if ends is not None:
                         run.claimed_at = began_at
-                        self._stand_in_line(run)
+                        self._add([run])
             ring = ring and self._leader_waits
             self._leader_waits = self._leader_waits and not ring
         if ring:

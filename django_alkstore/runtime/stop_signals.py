@@ -4,11 +4,12 @@ import os
 import signal
 import sys
 import threading
-import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from types import FrameType
 from typing import Any
+
+from django_alkstore import clock
 
 
 class StoppedAtStart(BaseException):
@@ -65,7 +66,7 @@ class StopSignals:
     def sleep(self, seconds: float) -> None:
         """Sleep; a signal ends the sleep by `StoppedAtStart`."""
         with self.may_interrupt():
-            time.sleep(seconds)
+            clock.sleep(seconds)
 
     def pass_to(self, stop: Callable[[str], None]) -> None:
         """From now on call `stop` with the signal's name: the command has started."""

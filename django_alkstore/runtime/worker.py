@@ -7,7 +7,6 @@ database file was replaced, or is gone.
 
 import os
 import threading
-import time
 from collections.abc import Callable, Sequence
 from math import inf
 
@@ -63,7 +62,7 @@ class Worker:
         async_concurrency: int = 100,
         grace: float = 30.0,
         end_process: Callable[[int], None] = os._exit,
-        pause: Callable[[float], None] = time.sleep,
+        pause: Callable[[float], None] = clock.sleep,
     ) -> None:
         """`grace`: seconds that running handlers may take after the first signal.
 

@@ -13,13 +13,13 @@ from typing import TypeVar
 from django.db import DatabaseError
 from django.db.backends.base.base import BaseDatabaseWrapper
 
-from django_alkstore import clock, failures, signals
+from django_alkstore import clock, signals
 from django_alkstore.clock import LAST_US, SECOND
 from django_alkstore.dialects import Operations
 from django_alkstore.dialects.base import UNTAKEN, ClaimedJob
 from django_alkstore.dialects.forks import guard
 from django_alkstore.dialects.transactions import busy_timeout, is_contention, limit_wait_on, read_on, write_on
-from django_alkstore.runtime.jobs import LARGEST_BATCH, Plan, Result, Run
+from django_alkstore.runtime.jobs import LARGEST_BATCH, Plan, Result, Run, is_suspected
 from django_alkstore.services import JobHandle, outcomes
 from django_alkstore.services.claims import Swept, announce_unreadable, bury_unreadable, handles_of, sweep_batch
 from django_alkstore.services.outcomes import Kind
@@ -31,7 +31,6 @@ SLICE = 0.1
 """Seconds that one transaction waits for the writer lock. Between two slices the worker has time for other duties."""
 BETWEEN_SLICES = 0.025
 """Seconds between two slices."""
-_SUSPICIOUS = (failures.WORKER_DIED, failures.LEASE_EXPIRED)
 
 
 @dataclass(slots=True)
@@ -51,6 +50,11 @@ class Written:
     unreadable: list[tuple[ClaimedJob, Exception]] = field(default_factory=list)
     alone: dict[str, bool] = field(default_factory=dict)
     """By queue: whether its first claimed job had to be claimed alone."""
+
+    @property
+    def has_news(self) -> bool:
+        """True if there is something to announce."""
+        return bool(self.results or self.swept)
 
 
 class Trouble:
@@ -212,17 +216,9 @@ class Writer:
         `planned_at`: a job that has lapsed since then is not swept. It may be this worker's own, if the process was
         suspended, and is renewed first.
         """
-        free, room, coroutines = plan.free, LARGEST_BATCH, plan.coroutines
+        room = _Room(plan, of_coroutines, self._one_by_one)
         for queue in queues:
-            in_loop = queue in of_coroutines
-            quick = queue in plan.batches
-            if in_loop:
-                limit = coroutines
-            elif free <= 0:
-                limit = 0
-            else:
-                batch = 1 if quick and queue in self._one_by_one else plan.batches.get(queue, free)
-                limit = min(room, batch)
+            limit = room.limit(queue)
             if limit <= 0:
                 continue
             rows = db.claim(queue, self.worker_id, limit, clock.now_us(), self.liveness)
@@ -235,16 +231,14 @@ class Writer:
             if not rows:
                 continue
             claimed, unreadable = handles_of(self.alias, rows)
-            if quick and claimed:
+            if queue in plan.batches and claimed:
                 written.alone[queue] = _starts_alone(claimed[0])
-                claimed = _kept(claimed, db)
+                claimed = _kept(claimed, db, _starts_alone)
+            elif claimed:
+                claimed = _kept(claimed, db, is_suspected)
             written.claimed += claimed
             written.unreadable += unreadable
-            if in_loop:
-                coroutines -= len(claimed)
-                continue
-            free -= 1 if quick else len(claimed)
-            room -= len(claimed)
+            room.take(queue, len(claimed))
 
     def bury_unreadable(self, rows: list[tuple[ClaimedJob, Exception]]) -> None:
         """Make claimed jobs dead that cannot be read. Needs the turn."""
@@ -253,14 +247,42 @@ class Writer:
                 announce_unreadable(row, error)
 
 
-def _kept(claimed: list[JobHandle], db: Operations) -> list[JobHandle]:
-    """The jobs of a batch that may be held. The others are given back in the same transaction, with their attempts.
+class _Room:
+    """How many jobs may still be claimed in one transaction."""
 
-    The first job starts at once. Another is only kept if it loses little by a crash that a job before it causes: it has
-    a further attempt, and neither it nor the first job is suspected of having caused a crash.
+    def __init__(self, plan: Plan, of_coroutines: Container[str], one_by_one: Container[str]) -> None:
+        self._batches = plan.batches
+        self._of_coroutines = of_coroutines
+        self._one_by_one = one_by_one
+        self._free, self._room, self._coroutines = plan.free, LARGEST_BATCH, plan.coroutines
+
+    def limit(self, queue: str) -> int:
+        """How many jobs of the queue may be claimed. It may be less than 0."""
+        if queue in self._of_coroutines:
+            return self._coroutines
+        if self._free <= 0:
+            return 0
+        batch = self._batches.get(queue, self._free)
+        return min(self._room, 1 if queue in self._batches and queue in self._one_by_one else batch)
+
+    def take(self, queue: str, count: int) -> None:
+        """So many jobs of the queue were claimed."""
+        if queue in self._of_coroutines:
+            self._coroutines -= count
+        else:
+            # The leader runs a batch by itself.
+            self._free -= 1 if queue in self._batches else count
+            self._room -= count
+
+
+def _kept(claimed: list[JobHandle], db: Operations, is_alone: Callable[[JobHandle], bool]) -> list[JobHandle]:
+    """The jobs of a claim that the worker keeps. The same transaction gives the others back, with their attempts.
+
+    The first job starts at once. Another is only kept if it loses little by a crash that a job before it causes:
+    neither it nor the first is to be claimed alone.
     """
     first, *others = claimed
-    kept = [] if _starts_alone(first) else [job for job in others if not _starts_alone(job)]
+    kept = [] if is_alone(first) else [job for job in others if not is_alone(job)]
     for job in others:
         if job not in kept:
             db.give_back((job.id, job.fence, UNTAKEN), None)
@@ -268,7 +290,8 @@ def _kept(claimed: list[JobHandle], db: Operations) -> list[JobHandle]:
 
 
 def _starts_alone(job: JobHandle) -> bool:
-    return job.attempt >= job.max_attempts or job.last_error in _SUSPICIOUS
+    """True if the job is not claimed ahead of a free thread: it has its last attempt, or is suspected of a crash."""
+    return job.attempt >= job.max_attempts or is_suspected(job)
 
 
 def _held_at(run: Run, now: int) -> int:

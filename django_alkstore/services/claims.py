@@ -71,7 +71,10 @@ def claim_from(alias: str, queue: str, worker_id: str, limit: int, what: str) ->
     check_text("worker_id", worker_id)
     positive_int("limit", limit)
     refuse_open(alias, what)
-    return claim_due(alias, queue, worker_id, limit)
+    claimed, now = claim_due(alias, queue, worker_id, limit), clock.monotonic()
+    for job in claimed:
+        job._claimed_at = now  # no worker announces how it ends, so the handle does
+    return claimed
 
 
 def claim_due(alias: str, queue: str, worker_id: str, limit: int) -> list[JobHandle]:

@@ -26,6 +26,7 @@ from django_alkstore.exceptions import LeaseLost
 from django_alkstore.names import idempotency_key
 from django_alkstore.payloads import decode_payload
 from django_alkstore.services import outcomes
+from django_alkstore.services.events import tell_settled
 from django_alkstore.services.outcomes import Outcome
 
 _making_events = guard()
@@ -79,6 +80,7 @@ class JobHandle:
     """
 
     __slots__ = (
+        "_claimed_at",
         "_lease_lost",
         "_row",
         "_stopping",
@@ -120,6 +122,8 @@ class JobHandle:
         """True once one of them has done so in an open transaction, which may still be rolled back."""
         self.refused = False
         """True once one of this handle's own calls has found that the lease is lost."""
+        self._claimed_at: float | None = None
+        """For a claim by hand: its moment on the monotonic clock. None for a worker's."""
         self._lease_lost: threading.Event | None = None
         self._stopping: threading.Event | None = None
 
@@ -290,6 +294,7 @@ class JobHandle:
     def _mark_settled(self, outcome: Outcome) -> None:
         # Without the exception, which refers to frames that refer to this handle.
         self.settled_by = outcome._replace(raised=None)
+        tell_settled(self, outcome)
 
     def settle(self, outcome: Outcome) -> bool:
         """End the claim with `outcome`, which the methods above are made of."""

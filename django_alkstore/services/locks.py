@@ -6,8 +6,9 @@ from typing import Self
 
 from django.db import DatabaseError
 from django.db.models import QuerySet
+from django.dispatch import Signal
 
-from django_alkstore import clock
+from django_alkstore import clock, signals
 from django_alkstore.clock import from_us
 from django_alkstore.dialects import Operations
 from django_alkstore.dialects.liveness import Liveness
@@ -16,6 +17,7 @@ from django_alkstore.durations import Duration, moment_after, seconds
 from django_alkstore.exceptions import LockHeld, LockLost
 from django_alkstore.models import Lock
 from django_alkstore.names import unique_owner, validate_name
+from django_alkstore.services.events import told
 from django_alkstore.services.options import check_text
 
 __all__ = ["LockHandle", "force_release", "holder", "lock", "unique_owner"]
@@ -80,6 +82,11 @@ class LockHandle:
         self.token = token
         self._given_back = False
         _greatest_token = max(_greatest_token, token)
+        if self._liveness is None:  # of the leadership, `leader_elected` tells
+            self._tell(True, signals.lock_acquired)
+
+    def _tell(self, changed: bool, signal: Signal) -> bool:
+        return told(changed, self.using, signal, name=self.name, owner=self.owner, token=self.token)
 
     def renew(self, ttl: Duration | None = None) -> bool:
         """Let the lock end `ttl` seconds (default: its own) from now; `False` where it has lapsed or is another's."""
@@ -90,7 +97,7 @@ class LockHandle:
             ends = moment_after("ttl", now, lasting)
             return self._held(now).update(expires_at=from_us(ends))
 
-        return write_transaction(self.using, extend) == 1
+        return self._tell(write_transaction(self.using, extend) == 1, signals.lock_renewed)
 
     def release(self) -> bool:
         """Free the lock; `False`, with nothing changed, where it has lapsed or is another's."""
@@ -100,7 +107,7 @@ class LockHandle:
 
         released = write_transaction(self.using, free) == 1
         self._given_back = self._given_back or released
-        return released
+        return self._tell(released, signals.lock_released)
 
     def _held(self, now: int) -> QuerySet[Lock]:
         # A token of 0 is nobody's: the database counts from 1.
@@ -145,7 +152,8 @@ def lock(name: str, ttl: Duration = 60.0, owner: str | None = None, *, using: st
 def force_release(name: str, *, using: str | None = None) -> bool:
     """Take the lock away from its holder; `False` if it has none. This works for the scheduler's leadership, too."""
     alias = resolve_alias(using)
-    return write_transaction(alias, lambda _: Lock.objects.using(alias).filter(name=name).delete()[0]) > 0
+    taken = write_transaction(alias, lambda _: Lock.objects.using(alias).filter(name=name).delete()[0]) > 0
+    return told(taken, alias, signals.lock_taken_away, name=name)
 
 
 def holder(name: str, *, using: str | None = None) -> tuple[str, datetime] | None:

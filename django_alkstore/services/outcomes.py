@@ -1,4 +1,4 @@
-"""How an attempt ends: the four outcomes, and the one place that puts them on the row."""
+"""The outcomes of an attempt, and the functions that write them to the job's row."""
 
 from enum import Enum, auto
 from typing import NamedTuple, Protocol
@@ -12,7 +12,7 @@ from django_alkstore.exceptions import Discard, Retry, Snooze
 
 
 class Kind(Enum):
-    """What is to become of the job."""
+    """What happens to the job."""
 
     ACK = auto()  # completed
     RETRY = auto()  # a failed attempt: pending again while attempts are left, else dead
@@ -38,7 +38,7 @@ class Raised:
 
 
 class Outcome(NamedTuple):
-    """One attempt's end."""
+    """The end of one attempt."""
 
     kind: Kind
     error: str = ""
@@ -71,7 +71,7 @@ TIME_LIMIT = Outcome(Kind.RETRY, *failures.describe_reason(failures.TIME_LIMIT))
 
 
 class Claimed(Protocol):
-    """What an outcome needs to know of the claim that it ends."""
+    """The attributes of a claimed job that an outcome needs."""
 
     def claim(self, held_at: int) -> Claim: ...
     @property
@@ -103,7 +103,7 @@ def fail(error: object) -> Outcome:
 
 
 def outcome_of(error: BaseException) -> Outcome:
-    """What a handler that has ended asked for by raising `error`. A request that makes no sense is a failed attempt.
+    """The outcome of a handler that raised `error`. A request with a wrong value (`Retry(delay=-1)`) is a failure.
 
     The local variables of the handler are released.
     """
@@ -146,7 +146,7 @@ def curve_wait(base: float, attempt: int, jitter: float) -> float:
 
 
 def apply(db: Operations, job: Claimed, outcome: Outcome, now: int, held_at: int | None = None) -> bool:
-    """Put `outcome` on the job's row; `False`, with nothing changed, where its lease was lost. One statement.
+    """Write `outcome` to the job's row. `False`, with nothing changed, if its lease was lost. One statement.
 
     `held_at`: the moment at which the lease must not have run out (default: now).
     """
@@ -171,5 +171,5 @@ def _later(now: int, wait: float) -> int:
 
 
 def ack_all(db: Operations, claims: list[Claim], now: int) -> set[int]:
-    """Complete the jobs of these claims, or delete them where none are kept; the ids that took effect."""
+    """Complete the jobs of these claims, or delete them if completed jobs are not kept. The ids that took effect."""
     return db.ack(claims, now, delete=conf.settings().keep_completed == 0)

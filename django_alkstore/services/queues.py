@@ -7,7 +7,7 @@ from typing import Any, Unpack
 
 from django.db.models.base import ModelState
 
-from django_alkstore import clock, conf
+from django_alkstore import clock, conf, signals
 from django_alkstore.clock import SECOND, from_us
 from django_alkstore.conf import Settings
 from django_alkstore.dialects import Operations
@@ -26,6 +26,7 @@ from django_alkstore.exceptions import DuplicateJob, InvalidOption, InvalidPaylo
 from django_alkstore.models import Job, State
 from django_alkstore.names import validate_name
 from django_alkstore.payloads import encode_and_read, encode_payload
+from django_alkstore.services.events import tell, told
 from django_alkstore.services.options import JobOptions, UnkeyedOptions, expires_after, stamp
 
 
@@ -84,7 +85,8 @@ def enqueue_many(
         jobs = _due_each(template, texts, run_ats, expires_after(options, defaults))
     if not jobs:
         return []
-    return write_operations(alias, lambda db: db.insert_jobs(jobs))
+    job_ids = write_operations(alias, lambda db: db.insert_jobs(jobs))
+    return told(job_ids, alias, signals.jobs_enqueued, queue=queue, job_ids=job_ids)
 
 
 def _due_each(
@@ -134,7 +136,10 @@ def get_or_enqueue(
             return _instance(alias, job_id, job, stored), True
         return Job.objects.using(alias).get(pk=_holder(db, queue, unique_key)), False
 
-    return write_transaction(alias, get_or_insert)
+    job_instance, created = write_transaction(alias, get_or_insert)
+    if created:
+        tell(alias, signals.jobs_enqueued, queue=queue, job_ids=[job_instance.pk])
+    return job_instance, created
 
 
 def add(
@@ -154,6 +159,8 @@ def add(
         assert job_id is not None, "only a unique key or a boundary can be taken"
     else:
         job_id = _insert_keyed(alias, job, job.unique_key)
+    if signals.jobs_enqueued.receivers:
+        tell(alias, signals.jobs_enqueued, queue=queue, job_ids=[job_id])
     return _instance(alias, job_id, job, stored)
 
 
@@ -248,7 +255,8 @@ def cancel(id: int, *, using: str | None = None) -> bool:  # noqa: A002
     If its handler is running, `lease_lost` of the handle is set within 2 s, and the handle's calls return `False`.
     """
     alias = resolve_alias(using)
-    return _is_id(id) and write_statement(alias, lambda db: db.cancel(id, clock.now_us()))
+    cancelled = _is_id(id) and write_statement(alias, lambda db: db.cancel(id, clock.now_us()))
+    return told(cancelled, alias, signals.job_cancelled, job_id=id)
 
 
 def requeue(id: int, *, using: str | None = None) -> bool:  # noqa: A002
@@ -267,13 +275,14 @@ def requeue(id: int, *, using: str | None = None) -> bool:  # noqa: A002
             return False
         raise DuplicateJob(kept.queue, kept.unique_key, _holder(db, kept.queue, kept.unique_key))
 
-    return _is_id(id) and write_transaction(alias, reopen)
+    return told(_is_id(id) and write_transaction(alias, reopen), alias, signals.job_requeued, job_id=id)
 
 
 def run_now(id: int, *, using: str | None = None) -> bool:  # noqa: A002
     """Make a pending job that is not due yet due now; `False` if there is none."""
     alias = resolve_alias(using)
-    return _is_id(id) and write_statement(alias, lambda db: db.run_now(id, clock.now_us()))
+    made_due = _is_id(id) and write_statement(alias, lambda db: db.run_now(id, clock.now_us()))
+    return told(made_due, alias, signals.job_run_now, job_id=id)
 
 
 def reschedule(id: int, run_at: datetime, *, using: str | None = None) -> bool:  # noqa: A002
@@ -289,7 +298,8 @@ def reschedule(id: int, run_at: datetime, *, using: str | None = None) -> bool: 
         now = clock.now_us()
         return db.reschedule(id, max(now, moment), now)
 
-    return _is_id(id) and write_statement(alias, move)
+    moved = _is_id(id) and write_statement(alias, move)
+    return told(moved, alias, signals.job_rescheduled, job_id=id, run_at=run_at)
 
 
 def next_claim_at(queue: str, *, using: str | None = None) -> datetime | None:

@@ -3,7 +3,7 @@
 from datetime import datetime
 from typing import Any, Unpack
 
-from django_alkstore import clock, conf
+from django_alkstore import clock, conf, signals
 from django_alkstore.clock import LAST_US, from_us, to_us
 from django_alkstore.dialects import Operations
 from django_alkstore.dialects.transactions import resolve_alias, write_transaction
@@ -12,6 +12,7 @@ from django_alkstore.exceptions import InvalidPayload, InvalidSpec
 from django_alkstore.models import Job, Schedule
 from django_alkstore.names import validate_name
 from django_alkstore.payloads import UnreadablePayload, encode_and_read
+from django_alkstore.services.events import told
 from django_alkstore.services.options import (
     FireOptions,
     check_fire_options,
@@ -69,7 +70,7 @@ def schedule(
         row.save(using=alias)
         return row
 
-    return write_transaction(alias, upsert)
+    return told(write_transaction(alias, upsert), alias, signals.schedule_declared, name=name)
 
 
 def _next_on_redeclaring(row: Schedule, every: Every, now: int) -> int:
@@ -93,7 +94,7 @@ def unschedule(name: str, *, using: str | None = None) -> bool:
     alias = resolve_alias(using)
     validate_name("schedule", name)
     removed = write_transaction(alias, lambda _: Schedule.objects.using(alias).filter(name=name).delete()[0])
-    return removed > 0
+    return told(removed > 0, alias, signals.schedule_removed, name=name)
 
 
 def pause_schedule(name: str, *, using: str | None = None) -> bool:
@@ -105,7 +106,7 @@ def pause_schedule(name: str, *, using: str | None = None) -> bool:
         running = Schedule.objects.using(alias).filter(name=name, enabled=True)
         return running.update(enabled=False, updated_at=clock.now()) == 1
 
-    return write_transaction(alias, pause)
+    return told(write_transaction(alias, pause), alias, signals.schedule_paused, name=name)
 
 
 def resume_schedule(name: str, *, using: str | None = None) -> bool:
@@ -127,7 +128,7 @@ def resume_schedule(name: str, *, using: str | None = None) -> bool:
         row.save(using=alias, update_fields=["next_fire_at", "enabled", "last_error", "updated_at"])
         return True
 
-    return write_transaction(alias, resume)
+    return told(write_transaction(alias, resume), alias, signals.schedule_resumed, name=name)
 
 
 def fire_schedule(name: str, *, using: str | None = None) -> Job | None:
@@ -148,7 +149,8 @@ def fire_schedule(name: str, *, using: str | None = None) -> Job | None:
         payload = _readable(row.payload)
         return add(alias, row.queue, payload, options, conf.settings(), schedule=name)
 
-    return write_transaction(alias, fire)
+    job = write_transaction(alias, fire)
+    return told(job, alias, signals.schedule_fired_now, name=name, job_id=job and job.pk)
 
 
 def _readable(payload: Any) -> Any:

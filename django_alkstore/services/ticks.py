@@ -5,7 +5,6 @@ schedules are due or many boundaries were missed. A boundary's job and its sched
 the same step, so a tick that is interrupted keeps its progress and fires nothing twice.
 """
 
-import time
 from collections.abc import Callable, Mapping, Sequence
 from datetime import datetime
 from types import MappingProxyType
@@ -75,7 +74,7 @@ def tick(now: datetime | None = None, *, using: str | None = None) -> list[Fire]
         if not step.more:
             return fires
         moment, unfinished = step.now, step.unfinished
-        time.sleep(PAUSE)
+        clock.sleep(PAUSE)
 
 
 class Step:

@@ -26,6 +26,7 @@ from django_alkstore.runtime.log_handler import BackgroundHandler
 from django_alkstore.runtime.perform import announce_failure, perform
 from django_alkstore.runtime.writing import Written
 from django_alkstore.services import JobHandle, claim_batch, enqueue
+from django_alkstore.services.claims import claim_due
 from django_alkstore.services.outcomes import TIME_LIMIT, Outcome, outcome_of
 from django_alkstore.testing import run_pending
 from tests.ledger.tools import wait_for_state
@@ -442,5 +443,5 @@ def test_a_job_that_its_handler_fails_before_it_raises_is_announced_as_dead_too(
 
 def claimed(queue: str, max_attempts: int = 2) -> JobHandle:
     enqueue(queue, None, max_attempts=max_attempts)
-    (job,) = claim_batch(queue, threading.current_thread().name)
+    (job,) = claim_due("default", queue, threading.current_thread().name, 1)  # as a worker: `claim_batch` is by hand
     return job

@@ -420,7 +420,7 @@ def test_f119_five_thousand_jobs_leave_the_worker_s_open_files_as_they_were(star
         return len(list(Path(f"/proc/{process.pid}/task").iterdir()))
 
     # One thread: others might open connections of their own only later.
-    process = start("run_queue", "noop", "async", "record", "-v", "0", "--concurrency", "1")
+    process = start("run_queue", "noop", "async", "record", "-v", "0", "--concurrency", "1", "--async-concurrency", "1")
     warm = [*enqueue_many("noop", [None] * 100), *enqueue_many("record", ["a"] * 50), *enqueue_many("async", [1] * 5)]
     wait_until(lambda: not Job.objects.live().exists(), "the first jobs are done")
     before = open_files(), threads()

@@ -17,7 +17,7 @@ from django_alkstore.clock import ManualClock
 from django_alkstore.dialects import Operations
 from django_alkstore.models import Job
 from django_alkstore.registry import Registration
-from django_alkstore.runtime.claim_times import ClaimTimes
+from django_alkstore.runtime.claim_times import GATHER, ClaimTimes
 from django_alkstore.runtime.event_loop import EventLoopThread
 from django_alkstore.runtime.handler_threads import HandlerThread
 from django_alkstore.runtime.jobs import Run
@@ -575,6 +575,20 @@ def test_a_look_that_takes_long_makes_the_worker_wait_for_a_second_at_most(clock
     times.take_news()  # of another process
     times.look(cast("Operations", Slow()))
     assert 0 < times.pause() <= 1
+
+
+def test_jobs_gather_between_two_claims_only_while_they_keep_arriving_several_at_a_time(clock: ManualClock) -> None:
+    times = ClaimTimes(["noop"], lambda: 0)
+    times.note_several()
+    assert times.gathering() == 0
+    clock.advance(GATHER)
+    times.note_several()
+    assert times.gathering() == GATHER
+    clock.advance(GATHER)
+    assert times.gathering() == 0
+    clock.advance(3 * GATHER)
+    times.note_several()
+    assert times.gathering() == 0
 
 
 # What a running handler is told

@@ -19,12 +19,15 @@ from django_alkstore.dialects.watch import Bell, Watch
 from django_alkstore.models import Job
 from django_alkstore.registry import Registration
 from django_alkstore.runtime import shared_state as shared_state_module
+from django_alkstore.runtime.claim_times import GATHER
 from django_alkstore.runtime.jobs import LOOK_FOR_LOSS, Run
 from django_alkstore.runtime.keeper import CONFIRM_LOSS, Keeper
 from django_alkstore.runtime.leadership import Leadership
+from django_alkstore.runtime.perform import Ending
 from django_alkstore.runtime.shared_state import SharedState
 from django_alkstore.runtime.writing import Writer
 from django_alkstore.services import cancel, claim_batch, enqueue, enqueue_many, presence
+from django_alkstore.services.outcomes import ACK
 from tests.faults.tools import Passage
 from tests.ledger.models import Entry
 from tests.ledger.tools import freeze, row, state, variant, wait_for_state
@@ -198,10 +201,12 @@ class Freezing(ManualClock):
 
 
 class ByHand:
-    """A worker's leader and keeper, used by the test's own thread. No job is ever started."""
+    """A worker's leader and keeper, used by the test's own thread. No handler is ever called."""
 
     def __init__(self, registration: Registration) -> None:
-        self.state = SharedState(2, lambda: None, lambda: None)
+        self.rings: list[str] = []
+        """What has rung the keeper's bell."""
+        self.state = SharedState(2, lambda: None, lambda: self.rings.append("rung"))
         with override_settings(ALKSTORE={"LIVENESS": False}):
             self._liveness = Liveness("default")
         writer = Writer(connections["default"], self._liveness.holder, None, lambda send: send())
@@ -220,6 +225,16 @@ class ByHand:
 
     def cut_off(self, run: Run) -> None:
         raise AssertionError("nothing runs")
+
+    def run_all(self) -> int:
+        """Complete the jobs that were claimed; how many."""
+        count = 0
+        while (run := self.state.start_next(self, clocks.monotonic(), clocks.now_us())) is not None:
+            self.state.finish(self, run, Ending(ACK, 0.0001))
+            if not self.state.leads(self):
+                self.state.lead(self)
+            count += 1
+        return count
 
     def go_on(self) -> None:
         self._leadership.round(self)
@@ -260,6 +275,45 @@ def test_a_worker_that_is_frozen_anywhere_does_not_sweep_its_own_jobs(monkeypatc
 
 
 # A worker that has lost its lease
+
+
+def test_a_worker_lets_quick_jobs_gather_while_they_arrive_several_at_a_time(clock: ManualClock) -> None:
+    registration = Registration("noop", print, time_limit=3_600, atomic=False, module=__name__)
+    with closing(ByHand(registration)) as worker:
+        for _ in range(3):  # after the first the worker knows that the handler is quick
+            enqueue_many("noop", [None, None])
+            worker.go_on()
+            assert worker.run_all() == 2
+        enqueue("noop", None)
+        worker.go_on()
+        assert worker.run_all() == 0
+        clock.advance(GATHER)
+        worker.go_on()
+        assert worker.run_all() == 1
+
+
+def test_no_job_is_claimed_beside_one_that_may_have_ended_its_process() -> None:
+    first, *others = enqueue_many("noop", [None] * 3)
+    Job.objects.filter(pk=first).update(last_error="worker died")
+    registration = Registration("noop", print, time_limit=3_600, atomic=False, module=__name__)
+    with closing(ByHand(registration)) as worker:
+        worker.go_on()
+        assert [row(job_id).attempts for job_id in (first, *others)] == [1, 0, 0]
+        assert worker.state.start_next(worker, clocks.monotonic(), clocks.now_us()) is not None
+        assert worker.state.leads(
+            worker
+        )  # so no other thread claims before this one, or before it turns out to be slow
+
+
+def test_a_claim_without_results_does_not_wake_the_keeper() -> None:
+    """Both threads would want the interpreter at the moment at which the job is about to start."""
+    enqueue("noop", None)
+    registration = Registration("noop", print, time_limit=3_600, atomic=False, module=__name__)
+    with closing(ByHand(registration)) as worker:
+        worker.state.sleep_until(clocks.monotonic() + 60, clocks.monotonic())
+        worker.go_on()
+        assert row(Job.objects.get().pk).state == "processing"
+        assert worker.rings == []
 
 
 def test_a_job_is_looked_at_once_it_has_run_for_a_second_and_not_at_its_start(
