@@ -54,12 +54,12 @@ call_command("run_queue", "async-hostile", "noop", "--concurrency", "2")
 
 
 def run_with_a_fine_job_behind_each(start: Start, kinds: list[str], queue: str = "hostile") -> dict[str, Job]:
-    """One thread runs each hostile job and, next on it, one that writes a row; all of them end."""
+    """One thread (or the event loop) runs each hostile job and, next, one that writes a row; all of them end."""
     hostile, fine = {}, []
     for kind in kinds:
         hostile[kind] = enqueue(queue, kind, max_attempts=1)
         fine.append(enqueue(queue, "write", max_attempts=1))
-    process = start("run_queue", queue, "--concurrency", "1")
+    process = start("run_queue", queue, "--concurrency", "1", "--async-concurrency", "1")
     wait_for_state("completed", *(job.pk for job in fine))
     assert Entry.objects.filter(text="fine").count() == len(kinds)
     assert process.popen.poll() is None
