@@ -233,6 +233,7 @@ class Worker:
     def _give_back(self, reason: str) -> None:
         """Write the results of finished handlers; announce the end; give back everything else."""
         deadline = clock.waiting_from() + LAST_WRITES
+        self._state.stop()
         running = self._state.running()
         self._keeper.cut_off(running)  # first: one of them may have the writer lock
         self._state.wait_for_coroutines(LAST_STEPS)
