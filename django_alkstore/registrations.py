@@ -7,10 +7,12 @@ import threading
 import traceback
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
+from functools import partial
 from importlib import import_module
 from types import MappingProxyType
 from typing import Any, NamedTuple
 
+from asgiref.sync import iscoroutinefunction
 from django.apps import apps
 from django.core.exceptions import ImproperlyConfigured
 from django.utils.module_loading import module_has_submodule
@@ -48,6 +50,11 @@ class Registration(NamedTuple):
         return outbox_of(self.queue) or self.queue
 
     @property
+    def is_async(self) -> bool:
+        """True if calling the handler makes a coroutine."""
+        return makes_coroutine(self.target)
+
+    @property
     def is_outbox(self) -> bool:
         return outbox_of(self.queue) is not None
 
@@ -80,6 +87,13 @@ def register(registration: Registration) -> None:
         )
     _registered[registration.queue] = registration
     _changed()
+
+
+def makes_coroutine(target: Callable[..., Any]) -> bool:
+    """True if calling `target` makes a coroutine."""
+    while isinstance(target, partial):
+        target = target.func
+    return iscoroutinefunction(target) or iscoroutinefunction(getattr(target, "__call__", None))  # noqa: B004
 
 
 def where(target: Callable[..., Any]) -> str:

@@ -7,7 +7,8 @@ from functools import update_wrapper
 from inspect import Signature, signature
 from typing import Any, Generic, Literal, ParamSpec, TypeVar, Unpack, overload
 
-from asgiref.sync import iscoroutinefunction, markcoroutinefunction
+from asgiref.sync import markcoroutinefunction
+from django.core.exceptions import ImproperlyConfigured
 
 from django_alkstore import conf
 from django_alkstore.dialects.transactions import require_open, resolve_default
@@ -22,6 +23,7 @@ from django_alkstore.registrations import (
     autodiscover,
     broken_modules,
     isolated,
+    makes_coroutine,
     register,
     registrations,
     where,
@@ -69,7 +71,7 @@ class Handler(Generic[P, R]):
         self.function = function
         self.signature = signature(function) if unpack else None
         """With `unpack` the signature that a payload must fit; else None."""
-        if iscoroutinefunction(function) or iscoroutinefunction(getattr(function, "__call__", None)):  # noqa: B004
+        if makes_coroutine(function):
             markcoroutinefunction(self)
 
     def __repr__(self) -> str:
@@ -202,6 +204,11 @@ def _registrar(queue: str, unpack: bool, options: Mapping[str, Any]) -> Callable
     def decorate(target: Callable[..., Any]) -> Handler[..., Any]:
         if not callable(target):
             raise InvalidOption(f"the handler of {describe_queue(queue)} must be callable, not {shown(target)}")
+        if atomic and makes_coroutine(target):
+            raise ImproperlyConfigured(
+                f"{where(target)} is a coroutine, and cannot handle {describe_queue(queue)} with atomic=True: "
+                "a transaction belongs to one thread. Make it a sync function, or await one that opens a transaction"
+            )
         misfit = None if unpack else _misfit(target)
         if misfit is not None:
             raise InvalidOption(

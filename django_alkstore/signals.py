@@ -32,6 +32,7 @@ worker_broke = Signal()  # error: the worker met an unexpected error, and ends
 cut_off_failed = Signal()  # job, error: its transaction stays open for now
 job_mishandled = Signal()  # job, error: of the worker itself; the attempt fails
 worker_exhausted = Signal()  # job_ids
+worker_stuck = Signal()  # job, handler, blocks_loop: its coroutine does not end, or blocks the event loop
 job_started = Signal()  # job
 job_completed = Signal()  # job, seconds
 job_settled = Signal()  # job, seconds: the handler gave it back itself
@@ -416,6 +417,15 @@ _log(
     logging.ERROR,
     lambda job, error: _Failure(
         "the worker itself failed at %s", (_job(job),), _about_job(job), _traceback_of(error), error
+    ),
+)
+_log(
+    worker_stuck,
+    logging.ERROR,
+    lambda job, handler, blocks_loop: (
+        f"{handler} ({_job(job)}) "
+        + ("blocks the event loop" if blocks_loop else "has not ended after it was cancelled at its time limit")
+        + "; exiting with status 4, for the supervisor to start it afresh"
     ),
 )
 _log(

@@ -19,7 +19,7 @@ from django_alkstore.dialects import dialect_of
 from django_alkstore.dialects.transactions import is_contention, resolve_alias
 from django_alkstore.models import Job
 from django_alkstore.runtime.log_handler import show_log
-from django_alkstore.runtime.loop import NotRegistered, refuse_in_memory
+from django_alkstore.runtime.loop import NotRegistered, WorkerOptions, refuse_in_memory
 from django_alkstore.runtime.stop_signals import StoppedAtStart, StopSignals
 from django_alkstore.services.patience import Patience
 
@@ -252,7 +252,10 @@ class WorkerCommand(RunCommand):
     def add_arguments(self, parser: CommandParser) -> None:
         super().add_arguments(parser)
         parser.add_argument(
-            "--concurrency", type=positive_int, default=4, metavar="N", help="Handlers at once. Default: 4."
+            "--concurrency", type=positive_int, default=4, metavar="N", help="Sync handlers at once. Default: 4."
+        )
+        parser.add_argument(
+            "--async-concurrency", type=positive_int, default=100, metavar="N", help="Coroutines at once. Default: 100."
         )
         parser.add_argument(
             "--grace",
@@ -271,6 +274,13 @@ class WorkerCommand(RunCommand):
         super().prepare(alias)
         with self.stop_signals.may_interrupt():
             registry.autodiscover()
+
+    def worker_options(self, options: dict[str, Any]) -> WorkerOptions:
+        return {
+            "concurrency": options["concurrency"],
+            "async_concurrency": options["async_concurrency"],
+            "grace": options["grace"],
+        }
 
     def work(self, alias: str, options: dict[str, Any]) -> str | None:
         broken = registry.broken_modules()

@@ -1,6 +1,6 @@
 """When each queue of a worker may have a job to claim, as far as the worker knows. Used by the leader alone."""
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Container, Iterable, Iterator
 from math import inf
 
 from django_alkstore import clock
@@ -31,6 +31,8 @@ class ClaimTimes:
         """In microseconds; None if it is unknown."""
         self._guess: str | None = None
         """The queue of the last claim that brought a job."""
+        self._has_new_commit = True
+        """True if there was a commit of another connection since `take_commit`."""
         self._has_written = False
         self._news_of_others = False
         """True if another process, and not this worker, has committed since the last look."""
@@ -39,19 +41,24 @@ class ClaimTimes:
         self._gather_until = 0.0
         self._check_at = 0.0
         self._rotation = 0
+        self.open: Container[str] = self._due
+        """The queues from which a job could start at present. The others may be due, and are left alone."""
 
     def due(self) -> list[str]:
         """The queues that may have a job to claim, each time another one first."""
         now = clock.now_us()
-        due = [queue for queue, moment in self._due.items() if moment is not None and moment <= now]
+        due = [queue for queue, moment in self._open() if moment is not None and moment <= now]
         if len(due) > 1:
             self._rotation = (self._rotation + 1) % len(due)
             due = due[self._rotation :] + due[: self._rotation]
         return due
 
+    def _open(self) -> Iterator[tuple[str, int | None]]:
+        return ((queue, moment) for queue, moment in self._due.items() if queue in self.open)
+
     def due_in(self) -> float:
         """Seconds until a queue may have a job without a further commit; 0 or less if one may have a job now."""
-        soonest = min((moment for moment in self._due.values() if moment is not None), default=_NEVER)
+        soonest = min((moment for _, moment in self._open() if moment is not None), default=_NEVER)
         return (soonest - clock.now_us()) / clock.SECOND
 
     def pause(self) -> float:
@@ -101,6 +108,7 @@ class ClaimTimes:
     def take_news(self) -> None:
         """There was a commit: what is known about empty queues is out of date."""
         self.seen = self._version()
+        self._has_new_commit = True
         self._news_of_others, self._has_written = not self._has_written, False
         now = clock.now_us()
         for queue, moment in self._due.items():
@@ -108,9 +116,18 @@ class ClaimTimes:
                 # If the last news was of a job, the next may be too: the worker claims without a look first.
                 self._due[queue] = now if self._news_of_others and queue == self._guess else None
 
+    def take_commit(self) -> bool:
+        """True if there was a commit of another connection since the last call."""
+        had, self._has_new_commit = self._has_new_commit, False
+        return had
+
+    def add(self, queue: str) -> None:
+        """Look after one queue more."""
+        self._due[queue] = None
+
     def unknown(self) -> list[str]:
         """The queues about which the database must be asked."""
-        return [queue for queue, moment in self._due.items() if moment is None]
+        return [queue for queue, moment in self._open() if moment is None]
 
     def look(self, db: Operations) -> None:
         """Ask the database when the next job of each unknown queue is due."""

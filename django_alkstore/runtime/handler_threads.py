@@ -15,24 +15,30 @@ from django_alkstore import clock, signals
 from django_alkstore.dialects import dialect_of
 from django_alkstore.dialects.transactions import is_left_open, take_turn_away
 from django_alkstore.runtime.announcing import announce_settled
-from django_alkstore.runtime.event_loop import Host
+from django_alkstore.runtime.event_loop import EventLoopThread
 from django_alkstore.runtime.jobs import Run
 from django_alkstore.runtime.leadership import Leadership
 from django_alkstore.runtime.perform import Ending, perform, tidy_connections
 from django_alkstore.runtime.shared_state import SharedState
-from django_alkstore.services.outcomes import ACK, retry
-
-LEFT_OPEN = "the handler left a transaction open, which was rolled back"
+from django_alkstore.services.outcomes import retry
 
 
 class HandlerThread(threading.Thread):
     """Runs one handler at a time, and leads if no other thread does."""
 
-    def __init__(self, number: int, state: SharedState, leadership: Leadership, context: Context) -> None:
+    def __init__(
+        self,
+        number: int,
+        state: SharedState,
+        leadership: Leadership,
+        event_loop: EventLoopThread,
+        context: Context,
+    ) -> None:
         """`context`: that of the command. Each handler runs in a fresh copy of it."""
         super().__init__(name=f"alkstore-handler-{number}", daemon=True)
         self._state = state
         self._leadership = leadership
+        self._event_loop = event_loop
         self._context = context
         self._cutting = threading.Lock()
         """Protects the next three attributes, which the keeper uses too."""
@@ -44,27 +50,28 @@ class HandlerThread(threading.Thread):
         """The database's own connection that was cut off. A handler can close it and open another."""
 
     def run(self) -> None:
-        host = Host(self._context)
         try:
             while self._state.lead(self):
-                self._lead(host)
+                self._lead()
         except BaseException as error:  # noqa: BLE001  the keeper ends the worker for it
             self._state.break_down(error)
-        finally:
-            host.close()
 
-    def _lead(self, host: Host) -> None:
+    def _lead(self) -> None:
         while True:
             run = self._state.start_next(self, clock.monotonic(), clock.now_us())
-            if run is not None:
-                self._perform(run, host)
-            elif not self._leadership.round(self):
-                return
+            if run is None:
+                if not self._leadership.round(self):
+                    return
+            elif run.in_loop:
+                signals.emit(signals.job_started, job=run.job)  # here: receivers must not keep the loop from turning
+                self._event_loop.begin(run)
+            else:
+                self._perform(run)
 
-    def _perform(self, run: Run, host: Host) -> None:
+    def _perform(self, run: Run) -> None:
         started = clock.monotonic()
         try:
-            ending = self._run_handler(run, host)
+            ending = self._run_handler(run)
         except BaseException as error:  # noqa: BLE001
             # An error of the worker itself. Fail the attempt, so that the job does not stay leased.
             signals.emit(signals.job_mishandled, job=run.job, error=error)
@@ -79,24 +86,24 @@ class HandlerThread(threading.Thread):
             finally:
                 self._state.end_announcing()
 
-    def _run_handler(self, run: Run, host: Host) -> Ending:
+    def _run_handler(self, run: Run) -> Ending:
         job = run.job
         with self._cutting:
             self._run, self._connection = run, connections[job.using]
         signals.emit(signals.job_started, job=job)
         on_writer_lock = partial(self._state.start_time_limit, run)
-        ending = self._context.copy().run(perform, run.registration, job, host.run, on_writer_lock)
+        ending = self._context.copy().run(perform, run.registration, job, on_writer_lock)
         with self._cutting:
             connection, self._run, self._connection = self._connection, None, None
             was_cut_off, self._cut_off = self._cut_off is not None, None
         if was_cut_off:
             connection.close()
-        left_open = tidy_connections(job.using, afresh=ending.by_database)
-        left_open |= host.tidy(job.using, afresh=ending.by_database)
-        if left_open and ending.outcome in (ACK, None):
-            # What the handler wrote is not there, nor is its own ack: the job must not count as done.
-            return Ending(retry(LEFT_OPEN), ending.seconds)
+        if tidy_connections(job.using, afresh=ending.by_database):
+            return ending.with_transaction_left_open()
         return ending
+
+    def cancel(self, run: Run) -> None:
+        """Do nothing: Python cannot end a thread."""
 
     def cut_off(self, run: Run) -> None:
         """Roll back the open transaction of a handler that is out of time, and refuse its later writes.

@@ -28,9 +28,16 @@ LOOK_FOR_LOSS = 1.0
 _SUSPICIOUS = (failures.WORKER_DIED, failures.LEASE_EXPIRED)
 
 
-class Runner(Protocol):
-    """A handler thread, as far as the keeper uses it."""
+CANCEL_TIMEOUT = 5.0
+"""Seconds that a cancelled coroutine may take to end. Then the worker ends with status 4."""
+OVERSLEPT = 1.0
+"""Seconds. If the keeper wakes later than this after a deadline, the process was suspended or starved."""
 
+
+class Runner(Protocol):
+    """A handler thread or the event loop, as far as the keeper uses it."""
+
+    def cancel(self, run: "Run") -> None: ...
     def has_open_transaction(self, run: "Run") -> bool: ...
     def cut_off(self, run: "Run") -> None: ...
 
@@ -44,6 +51,8 @@ class Run:
     claimed_at: float
     """Monotonic seconds, like every moment here."""
     renew_at: float
+    in_loop: bool = False
+    """True if the event loop runs it, and no handler thread."""
     thread: Runner | None = None
     """The thread that started it."""
     started_at: float | None = None
@@ -51,6 +60,8 @@ class Run:
     """When its time limit is over. That of an atomic handler counts from the moment at which it has the writer lock."""
     lost: bool = False
     """True once the lease is known to be lost."""
+    ends_by: float = inf
+    """When a cancelled coroutine must have ended. Inf before it is cancelled."""
 
     @property
     def holds_lease(self) -> bool:
@@ -82,7 +93,9 @@ class Plan(NamedTuple):
 
     results: list[Result]
     free: int
-    """Threads that could start a job now, the leader included; 0 if nothing more is to be claimed."""
+    """Jobs of sync handlers that could start now; 0 if no more of them are to be claimed."""
+    coroutines: int
+    """Coroutines that the event loop has room for."""
     batches: dict[str, int]
     """How many jobs to claim from each queue whose handler is known to be quick."""
     renewals: list[Run]

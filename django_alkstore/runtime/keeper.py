@@ -153,16 +153,20 @@ class Keeper:
             self._look_for_loss_at = now + CONFIRM_LOSS
 
     def cut_off(self, runs: Sequence[Run]) -> None:
-        """Roll back the transactions that these handlers have open. They would keep the writer lock from everybody.
+        """Cancel these handlers if they are coroutines, and roll back the transactions that they have open.
 
-        Each in a thread of its own: it waits for the statement that the handler is in.
+        A transaction would keep the writer lock from everybody. It is rolled back in a thread of its own, which waits
+        for the statement that the handler is in.
         """
         for run, cutter in list(self._cutters.items()):
             if not cutter.is_alive():
                 del self._cutters[run]
         for run in runs:
             thread = run.thread
-            if run not in self._cutters and thread is not None and thread.has_open_transaction(run):
+            if thread is None:
+                continue
+            thread.cancel(run)
+            if run not in self._cutters and thread.has_open_transaction(run):
                 cutter = threading.Thread(target=thread.cut_off, args=[run], name="alkstore-cutter", daemon=True)
                 try:
                     cutter.start()

@@ -3,9 +3,10 @@
 import os
 import random
 import threading
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from contextvars import Context, copy_context
+from inspect import isawaitable
 from typing import NamedTuple, cast
 
 from django.conf import settings
@@ -21,8 +22,10 @@ from django_alkstore.dialects.transactions import busy_timeout, is_contention, i
 from django_alkstore.registry import Registration
 from django_alkstore.services import JobHandle
 from django_alkstore.services.events import failure_event
-from django_alkstore.services.handles import await_here, run_to_end
-from django_alkstore.services.outcomes import ACK, RELEASE, Kind, Outcome, outcome_of
+from django_alkstore.services.handles import run_to_end
+from django_alkstore.services.outcomes import ACK, RELEASE, Kind, Outcome, outcome_of, retry
+
+LEFT_OPEN = "the handler left a transaction open, which was rolled back"
 
 
 class Ending(NamedTuple):
@@ -33,6 +36,13 @@ class Ending(NamedTuple):
     seconds: float
     by_database: bool = False
     """True if a database error ended it."""
+
+    def with_transaction_left_open(self) -> "Ending":
+        """This ending, after a transaction that the handler had left open was rolled back.
+
+        What the handler wrote is not there, nor is its own ack: the job must not count as done.
+        """
+        return Ending(retry(LEFT_OPEN), self.seconds) if self.outcome in (ACK, None) else self
 
 
 BUSY_PAUSE = 1.0
@@ -64,29 +74,53 @@ def _reset_language_and_time_zone() -> None:
 def perform(
     registration: Registration,
     job: JobHandle,
-    await_result: Callable[[Awaitable[object]], None] = await_here,
     on_writer_lock: Callable[[], object] = _do_nothing,
 ) -> Ending:
-    """Run the handler on `job` in this thread. Never raises, whatever the handler raises.
+    """Run the handler on `job` in this thread, to its end if it is a coroutine. Raises nothing that the handler raises.
 
     `on_writer_lock`: called when an atomic handler has the writer lock and is about to begin.
     """
     started = clock.monotonic()
     outcome: Outcome | None = ACK
-    by_database = False
     process = os.getpid()
     try:
         if registration.atomic:
             outcome = _run_in_transaction(registration, job, process, on_writer_lock)
         else:
-            run_to_end(registration.target, job, await_result)
+            outcome = _outcome_of_return(run_to_end(registration.target, job))
     except BaseException as error:  # noqa: BLE001  SystemExit and its kind end the attempt, not the worker
         _end_forked_child(process)
-        by_database = issubclass(type(error), DatabaseError)  # `isinstance` would ask the error itself
-        outcome = _outcome_of(job, error)
-    else:
+        return ending_of(registration, job, error, started)
+    _end_forked_child(process)
+    return Ending(None if job.settled else outcome, clock.monotonic() - started)
+
+
+async def perform_coroutine(registration: Registration, job: JobHandle) -> Ending:
+    """Await the handler on `job` in the running event loop. Raises nothing that the handler raises."""
+    started = clock.monotonic()
+    process = os.getpid()
+    try:
+        result = registration.target(job)
+        if isawaitable(result):
+            result = await result
+    except BaseException as error:  # noqa: BLE001  SystemExit and its kind end the attempt, not the worker
         _end_forked_child(process)
-        outcome = None if job.settled else outcome
+        return ending_of(registration, job, error, started)
+    _end_forked_child(process)
+    return Ending(None if job.settled else _outcome_of_return(result), clock.monotonic() - started)
+
+
+def _outcome_of_return(value: object) -> Outcome:
+    """The outcome of a handler that has returned: the one that a task's runner returns, else an ack."""
+    return value if type(value) is Outcome else ACK
+
+
+def ending_of(registration: Registration, job: JobHandle, error: BaseException, started: float) -> Ending:
+    """The ending of an attempt that began at `started` and that `error` has ended."""
+    by_database = issubclass(type(error), DatabaseError)  # `isinstance` would ask the error itself
+    outcome = _outcome_of(job, error)
+    if registration.after_failure is not None:
+        outcome = registration.after_failure(job, error, outcome)
     return Ending(outcome, clock.monotonic() - started, by_database)
 
 
@@ -132,10 +166,12 @@ def _run_in_transaction(
             running = True
             on_writer_lock()
             try:
-                run_to_end(registration.target, job)
+                outcome = _outcome_of_return(run_to_end(registration.target, job))
             finally:
                 _end_forked_child(process)
-            job.finish()
+            if outcome.kind is not Kind.ACK:
+                return outcome
+            job.finish(outcome)
     except OperationalError as error:
         if running or not is_contention(job.using, error):
             raise
@@ -173,12 +209,12 @@ def _note_opened(**_: object) -> None:
 def tidy_connections(own: str | None, *, afresh: bool = False) -> bool:
     """Leave the thread's connections fit for the next job, as Django does between two requests.
 
-    That to `own`, the database of the jobs, stays open however old it is: to open it anew for each job costs more
-    than most jobs, and nothing at its other end waits to be let go. `None` where the thread is not kept for jobs.
-    `afresh`: not even that one; what a job has set on it may be why the next one failed.
+    The connection to `own`, the database of the jobs, stays open however old it is: to open one for each job costs more
+    than most jobs do. Pass None if the thread is not kept for jobs. `afresh`: that connection is closed too, since
+    something that a job has set on it may be why the next job failed.
 
-    One that the handler left inside a transaction, or in manual commit, is thrown away with all that it had
-    not committed; was there any?
+    A connection that the handler has left inside a transaction, or in manual commit, is discarded with everything that
+    it had not committed. Returns True if there was one.
     """
     if _thread.has_opened:
         _thread.has_opened = False

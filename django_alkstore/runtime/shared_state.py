@@ -12,10 +12,12 @@ from math import inf
 from django_alkstore import clock
 from django_alkstore.runtime.jobs import (
     BATCH_SECONDS,
+    CANCEL_TIMEOUT,
     LARGEST_BATCH,
     LONGEST_UNWRITTEN,
     LONGEST_WAIT_TO_START,
     LOOK_FOR_LOSS,
+    OVERSLEPT,
     QUICK,
     SLOW,
     Plan,
@@ -36,14 +38,25 @@ _TOLERANCE = 0.001
 class SharedState:
     """Every attribute is read and changed with `_lock` held."""
 
-    def __init__(self, size: int, ring_leader: Callable[[], None], ring_keeper: Callable[[], None]) -> None:
-        """`size`: the number of handler threads. The two functions end the wait of the leader and of the keeper."""
+    def __init__(
+        self,
+        size: int,
+        ring_leader: Callable[[], None],
+        ring_keeper: Callable[[], None],
+        coroutines: int = 0,
+    ) -> None:
+        """The two functions end the wait of the leader and of the keeper.
+
+        `size`: how many sync handlers may run at once. `coroutines`: how many coroutines may run at once.
+        """
         self.size = size
+        self.coroutines = coroutines
         self._ring_leader = ring_leader
         self._ring_keeper = ring_keeper
         self._lock = threading.Lock()
         self._followers = threading.Condition(self._lock)
         self._announced = threading.Condition(self._lock)
+        self._loop_is_empty = threading.Condition(self._lock)
         self._idle = 0
         """Threads that wait in `lead`."""
         self._leader: Runner | None = None
@@ -57,7 +70,11 @@ class SharedState:
         """Claimed, not started, and to be renewed first: the process was suspended for longer than a lease."""
         self._running: dict[Run, None] = {}
         self._overdue: dict[Run, None] = {}
-        """Past their time limit: the attempt has failed, and the handler still keeps its thread."""
+        """Past their time limit: the attempt has failed, and its handler keeps its thread or is being cancelled."""
+        self._in_loop = 0
+        """How many of the running and the overdue jobs are coroutines."""
+        self._room_has_grown = False
+        """True if a handler has ended without a result since the last plan."""
         self._results = Results()
         self._means: dict[str, float] = {}
         """By queue: how long its handler takes on average, in seconds."""
@@ -95,7 +112,7 @@ class SharedState:
         with self._lock:
             if self._leader is not me or self._stopping or self._results.are_old(now):
                 return None
-            while self._waiting:
+            while self._can_start():
                 run = self._waiting.popleft()
                 if run.job.lease_expires_us > now_us:
                     self._start(run, me, now)
@@ -104,13 +121,21 @@ class SharedState:
                 self._wake_keeper_by(now)
             return None
 
+    def _can_start(self) -> bool:
+        """True if a job waits for which there is a place. Jobs of the event loop are first in the line."""
+        return bool(self._waiting) and (self._waiting[0].in_loop or self._busy_threads() < self.size)
+
+    def _busy_threads(self) -> int:
+        return len(self._running) + len(self._overdue) - self._in_loop
+
     def _start(self, run: Run, me: Runner, now: float) -> None:
         run.thread, run.started_at = me, now
+        self._in_loop += run.in_loop
         if not run.registration.atomic:
             run.fails_at = now + run.registration.time_limit
         self._running[run] = None
         wake_by = min(run.renew_at, run.fails_at, now + LOOK_FOR_LOSS, self._results.write_by or inf)
-        if self._means.get(run.job.queue, QUICK) < QUICK or is_suspected(run.job):
+        if run.in_loop or self._means.get(run.job.queue, QUICK) < QUICK or is_suspected(run.job):
             # Beside a job that may end the process, no other thread claims more until it has run for a while.
             self._busy_since = now
             if self._idle:
@@ -128,30 +153,44 @@ class SharedState:
     def finish(self, me: Runner, run: Run, ending: Ending) -> bool:
         """Record the end of a handler. False if the attempt had failed at its time limit, or was given back.
 
-        If the handler has settled the job itself, its thread announces that, and calls `end_announcing`.
+        If the handler has settled the job itself, its thread announces that, and calls `end_announcing`. For a
+        coroutine the events thread announces it.
         """
         now = clock.monotonic()
         with self._lock:
-            if run not in self._running:
+            held = run in self._running
+            if held:
+                del self._running[run]
+                self._note_end(me, run, ending, now)
+            else:
                 self._overdue.pop(run, None)
-                return False
-            del self._running[run]
-            queue = run.job.queue
-            mean = self._means.get(queue, ending.seconds)
-            self._means[queue] = max(BATCH_SECONDS / LARGEST_BATCH, mean + (ending.seconds - mean) / 8)
-            if ending.outcome is None:
-                self._results.count(run.job)
-                self._begin_announcing(me, now)
-                return True
-            self._results.add(Result(run, ending.outcome, ending.seconds, now))
+            if run.in_loop:
+                self._in_loop -= 1
+                if not self._in_loop:
+                    self._loop_is_empty.notify_all()
+                if self._stopping and self._is_done():
+                    self._wake_keeper_by(0.0)
+            self._room_has_grown = True
             ring = self._leader_waits and self._leader is not me
             if ring:
                 self._leader_waits = False
-            elif self._leader is not None and self._leader is not me:
+            elif self._results.any_waiting() and self._leader is not None and self._leader is not me:
                 self._wake_keeper_by(now + LONGEST_UNWRITTEN)
         if ring:
             self._ring_leader()
-        return True
+        return held
+
+    def _note_end(self, me: Runner, run: Run, ending: Ending, now: float) -> None:
+        if not run.in_loop:
+            queue = run.job.queue
+            mean = self._means.get(queue, ending.seconds)
+            self._means[queue] = max(BATCH_SECONDS / LARGEST_BATCH, mean + (ending.seconds - mean) / 8)
+        if ending.outcome is not None:
+            self._results.add(Result(run, ending.outcome, ending.seconds, now))
+            return
+        self._results.count(run.job)
+        if not run.in_loop:
+            self._begin_announcing(me, now)
 
     def plan(self, me: Runner, now: float, now_us: int) -> Plan | None:
         """What the leader is to write and to claim. None if this thread does not lead.
@@ -162,13 +201,19 @@ class SharedState:
             if self._leader is not me or self._ended:
                 return None
             self._busy_since = None
+            self._room_has_grown = False
             results = self._results.take()
             renewals = self._to_renew(now, now_us)
-            busy = len(self._running) + len(self._overdue) + len(self._lapsed) + self._results.announcers
-            if self._stopping or self._waiting or busy >= self.size:
-                return Plan(results, 0, {}, renewals)
+            if self._stopping:
+                return Plan(results, 0, 0, {}, renewals)
+            lapsed = len(self._lapsed)
+            waiting_for_loop = sum(run.in_loop for run in self._waiting)
+            coroutines = max(0, self.coroutines - self._in_loop - lapsed - waiting_for_loop)
+            busy = self._busy_threads() + lapsed + self._results.announcers
+            if len(self._waiting) > waiting_for_loop or busy >= self.size:
+                return Plan(results, 0, coroutines, {}, renewals)
             batches = {queue: int(BATCH_SECONDS / mean) for queue, mean in self._means.items() if mean < QUICK}
-            return Plan(results, self.size - busy, batches, renewals)
+            return Plan(results, self.size - busy, coroutines, batches, renewals)
 
     def put_back(self, results: list[Result]) -> None:
         """Return results that could not be written."""
@@ -202,12 +247,17 @@ class SharedState:
     def add(self, runs: Iterable[Run]) -> None:
         """Hold jobs that were just claimed."""
         with self._lock:
-            self._waiting.extend(runs)
+            self._add(list(runs))
+
+    def _add(self, runs: list[Run]) -> None:
+        # There is a place for each job of the event loop, but a job of a batch may have to wait for a thread.
+        self._waiting.extendleft(run for run in reversed(runs) if run.in_loop)
+        self._waiting.extend(run for run in runs if not run.in_loop)
 
     def begin_wait(self, me: Runner) -> bool:
         """True if the leader has nothing to do, and may wait. A result then rings it."""
         with self._lock:
-            ready = self._results.any_waiting() or (self._waiting and not self._stopping)
+            ready = self._results.any_waiting() or self._room_has_grown or (self._can_start() and not self._stopping)
             self._leader_waits = self._leader is me and not (ready or self._ended)
             return self._leader_waits
 
@@ -231,6 +281,8 @@ class SharedState:
             for run in self._running:
                 deadlines += (run.renew_at, run.fails_at) if run.holds_lease else (run.fails_at,)
             deadlines += (run.renew_at for run in self._waiting)
+            if not self._stopping:
+                deadlines += (run.ends_by for run in self._overdue)
             if self._waiting:
                 deadlines.append(now if self._stopping else self._waiting[0].claimed_at + LONGEST_WAIT_TO_START)
             if self._busy_since is not None and self._idle:
@@ -289,7 +341,7 @@ class SharedState:
                     ring = True
                     if ends is not None:
                         run.claimed_at = began_at
-                        self._waiting.append(run)
+                        self._add([run])
             ring = ring and self._leader_waits
             self._leader_waits = self._leader_waits and not ring
         if ring:
@@ -312,6 +364,36 @@ class SharedState:
         """The jobs past their time limit whose handlers still run."""
         with self._lock:
             return list(self._overdue)
+
+    def note_cancelled(self, run: Run) -> bool:
+        """A coroutine is cancelled, and must end in time. False if it has ended, or was cancelled before."""
+        with self._lock:
+            if run.ends_by < inf or not (run in self._running or run in self._overdue):
+                return False
+            run.ends_by = clock.monotonic() + CANCEL_TIMEOUT
+            self._wake_keeper_by(run.ends_by)
+            return True
+
+    def stuck(self, now: float) -> list[Run]:
+        """The coroutines past their time limit that have not ended, although they were cancelled long enough ago."""
+        with self._lock:
+            stuck = []
+            for run in self._overdue:
+                if now - run.ends_by > OVERSLEPT:
+                    run.ends_by = now + OVERSLEPT  # it had no time to end
+                elif now >= run.ends_by:
+                    stuck.append(run)
+            return stuck
+
+    def expire(self, run: Run, now: float) -> None:
+        """Let the time limit of a running job be over."""
+        with self._lock:
+            run.fails_at = min(run.fails_at, now)
+
+    def wait_for_coroutines(self, timeout: float) -> None:
+        """Wait until no coroutine runs, at most `timeout` seconds."""
+        with self._lock:
+            self._loop_is_empty.wait_for(lambda: not self._in_loop, timeout)
 
     def fail_at_time_limit(self, now: float) -> list[Result]:
         """Fail the attempts whose time limit is over."""
@@ -386,9 +468,10 @@ class SharedState:
 
     @property
     def is_exhausted(self) -> bool:
-        """True if every thread is kept by a handler past its time limit, and that is on the rows."""
+        """True if every place for a sync handler is kept by one past its time limit, and that is on the rows."""
         with self._lock:
-            return len(self._overdue) >= self.size and self._results.are_written
+            kept = sum(not run.in_loop for run in self._overdue)
+            return kept >= self.size and self._results.are_written
 
     @property
     def fault(self) -> BaseException | None:

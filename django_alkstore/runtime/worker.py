@@ -1,12 +1,14 @@
 """A worker: handler threads, one of which leads, and the keeper. Here it starts and ends; `docs/worker.md` explains it.
 
 Status 0: it was told to stop, and has finished. Status 1: the grace was over, or a second signal came, or it broke.
-Status 4: every thread is kept by a handler past its time limit. Status 5: the database file was replaced, or is gone.
+Status 4: every thread is kept by a handler past its time limit, or a cancelled coroutine does not end. Status 5: the
+database file was replaced, or is gone.
 """
 
 import os
 import threading
 from collections.abc import Callable, Sequence
+from functools import partial
 from math import inf
 
 from django.db import DatabaseError, connections
@@ -16,10 +18,13 @@ from django_alkstore.dialects.base import DatabaseReplaced
 from django_alkstore.dialects.liveness import Liveness
 from django_alkstore.dialects.transactions import is_contention
 from django_alkstore.dialects.watch import Bell, Watch
-from django_alkstore.registry import Registration
+from django_alkstore.handled import new_queues, takes_every_task
+from django_alkstore.registrations import Registration, where
 from django_alkstore.runtime import event_loop
+from django_alkstore.runtime.event_loop import EventLoopThread
 from django_alkstore.runtime.events_thread import EventsThread
 from django_alkstore.runtime.handler_threads import HandlerThread
+from django_alkstore.runtime.jobs import Run
 from django_alkstore.runtime.keeper import Keeper
 from django_alkstore.runtime.leadership import Leadership
 from django_alkstore.runtime.perform import project_context
@@ -41,6 +46,8 @@ LAST_EVENTS = 2.0
 """Seconds of waiting for receivers and log handlers at a hard end."""
 LAST_WORDS = 0.5
 """Seconds of waiting for the log to say that jobs could not be given back."""
+LAST_STEPS = 2.0
+"""Seconds that cancelled coroutines may take at a hard end."""
 THREADS_END = 1.0
 """Seconds that idle threads may take to end."""
 
@@ -54,12 +61,15 @@ class Worker:
         registrations: Sequence[Registration],
         *,
         concurrency: int = 4,
+        async_concurrency: int = 100,
         grace: float = 30.0,
         end_process: Callable[[int], None] = os._exit,
         pause: Callable[[float], None] = clock.sleep,
+        every_task: bool = False,
     ) -> None:
         """`grace`: seconds that running handlers may take after the first signal.
 
+        `every_task`: also run the queues of tasks that come while the worker runs, if the setting `TASKS` says so.
         `pause` sleeps for some seconds before another attempt to open a locked database.
         """
         self.alias = alias
@@ -74,14 +84,21 @@ class Worker:
         self._stopping = threading.Event()
         queues = {registration.queue: registration for registration in registrations}
         self._queues = list(queues)
-        self._state = SharedState(concurrency, self._watch.ring, self._bell.ring)
+        new = partial(new_queues, alias) if every_task and takes_every_task(alias) else None
+        self._runs_coroutines = new is not None or any(one.is_async or one.resolve for one in registrations)
+        self._state = SharedState(concurrency, self._watch.ring, self._bell.ring, async_concurrency)
         self._connection = connections[alias]
         self._events = EventsThread()
         self._writer = Writer(self._connection, self._liveness.holder, self._liveness.file, self._events.post)
         self._keeper = Keeper(self._state, self._writer, self._liveness, self._queues, self._bell, self._watch.version)
-        leadership = Leadership(self._state, self._writer, self._watch, queues, self._stopping)
+        leadership = Leadership(self._state, self._writer, self._watch, queues, self._stopping, new)
         context = project_context()
-        self._threads = [HandlerThread(number, self._state, leadership, context) for number in range(concurrency)]
+        self._event_loop = EventLoopThread(self._state, context, self._events.post)
+        # One more than sync handlers at once: while all of these run, a thread must claim for the event loop.
+        self._threads = [
+            HandlerThread(number, self._state, leadership, self._event_loop, context)
+            for number in range(concurrency + self._runs_coroutines)
+        ]
         self._stops: list[str] = []
         """Reasons to stop. Only ever appended to, also by signal handlers, which may take no lock."""
         self._signals: list[float] = []
@@ -149,6 +166,8 @@ class Worker:
     def _work(self) -> int:
         try:
             self._keeper.look_after()  # leaves the sign of life, before a handler may keep the writer lock
+            if self._runs_coroutines:
+                self._event_loop.start()
             for thread in self._threads:
                 thread.start()
             while True:
@@ -168,7 +187,10 @@ class Worker:
         if self._state.fault is not None:
             raise self._state.fault
         if not self._stops:
-            return self._give_up() if self._state.is_exhausted else None
+            if self._state.is_exhausted:
+                return self._give_up()
+            stuck = self._state.stuck(clock.monotonic())
+            return self._give_up_loop(stuck[0]) if stuck else None
         self._begin_to_stop()
         if self._state.is_done:
             return EXIT_OK
@@ -180,6 +202,19 @@ class Worker:
 
     def _give_up(self) -> int:
         signals.emit(signals.worker_exhausted, job_ids=sorted(run.job.id for run in self._state.overdue()))
+        self.at_stop(THREADS_END)
+        return self._end_at_once(EXIT_EXHAUSTED, "exiting")
+
+    def _give_up_loop(self, stuck: Run) -> int:
+        blocks = self._event_loop.current() if self._event_loop.is_blocked(stuck) else None
+        run = blocks or stuck
+        if blocks is not None:
+            # Its attempt must count. Otherwise it would block the next worker, and the one after that.
+            self._state.expire(blocks, clock.monotonic())
+            self._keeper.look_after()
+        signals.emit(
+            signals.worker_stuck, job=run.job, handler=where(run.registration.target), blocks_loop=blocks is not None
+        )
         self.at_stop(THREADS_END)
         return self._end_at_once(EXIT_EXHAUSTED, "exiting")
 
@@ -203,8 +238,10 @@ class Worker:
     def _give_back(self, reason: str) -> None:
         """Write the results of finished handlers; announce the end; give back everything else."""
         deadline = clock.waiting_from() + LAST_WRITES
+        self._state.stop()
         running = self._state.running()
         self._keeper.cut_off(running)  # first: one of them may have the writer lock
+        self._state.wait_for_coroutines(LAST_STEPS)
         self._keeper.write_at_the_end(self._state.take_results(), deadline)
         with self._writer.turn():  # no claim is being made
             held = self._state.withdraw_all(clock.monotonic())
@@ -225,7 +262,8 @@ class Worker:
         """True if every thread has ended: no handler keeps one."""
         self._state.end()
         deadline = clock.monotonic() + (0.0 if self._state.overdue() or self._state.running() else THREADS_END)
-        started = [thread for thread in self._threads if thread.is_alive()]
+        self._event_loop.end()
+        started = [thread for thread in (*self._threads, self._event_loop) if thread.is_alive()]
         for thread in started:
             thread.join(max(0.0, deadline - clock.monotonic()))
         return not any(thread.is_alive() for thread in started) and not event_loop.has_abandoned_threads()

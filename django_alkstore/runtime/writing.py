@@ -4,7 +4,7 @@ A crash between the end of a handler and the commit of its result means that the
 crash before the end of the handler.
 """
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Container, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import partial
@@ -181,12 +181,15 @@ class Writer:
         """May run again after contention: it has no effect outside the database."""
         now = clock.now_us()
         written = Written()
-        acks = [result.run for result in results if result.outcome.kind is Kind.ACK]
+        acks = [one.run for one in results if one.outcome.kind is Kind.ACK and one.outcome.result is None]
         acked = outcomes.ack_all(db, [run.job.claim(_held_at(run, now)) for run in acks], now) if acks else set()
         for result in results:
             job, outcome = result.run.job, result.outcome
-            if outcome.kind is Kind.ACK:
+            if outcome.kind is Kind.ACK and outcome.result is None:
                 took_effect = job.id in acked
+                written.completed += took_effect
+            elif outcome.kind is Kind.ACK:
+                took_effect = outcomes.apply(db, job, outcome, now, _held_at(result.run, now))
                 written.completed += took_effect
             else:
                 took_effect = outcomes.apply(db, job, outcome, now, _held_at(result.run, now))
@@ -201,17 +204,28 @@ class Writer:
             claims(db, written)
         return written
 
-    def claim(self, queues: list[str], plan: Plan, planned_at: int, db: Operations, written: Written) -> None:
-        """Claim what free threads can start, and batches for quick handlers; sweep a queue that has nothing to claim.
+    def claim(
+        self,
+        queues: list[str],
+        of_coroutines: Container[str],
+        mixed: Container[str],
+        plan: Plan,
+        planned_at: int,
+        db: Operations,
+        written: Written,
+    ) -> None:
+        """Claim what free threads and the event loop can start, and batches for quick handlers.
 
+        A queue that has nothing to claim is swept. `of_coroutines`: the queues whose handlers are coroutines; `mixed`: those
+        whose jobs may be of either kind.
         `planned_at`: a job that has lapsed since then is not swept. It may be this worker's own, if the process was
         suspended, and is renewed first.
         """
-        free, room = plan.free, LARGEST_BATCH
+        room = _Room(plan, of_coroutines, mixed, self._one_by_one)
         for queue in queues:
-            quick = queue in plan.batches
-            batch = 1 if quick and queue in self._one_by_one else plan.batches.get(queue, free)
-            limit = min(room, batch)
+            limit = room.limit(queue)
+            if limit <= 0:
+                continue
             rows = db.claim(queue, self.worker_id, limit, clock.now_us(), self.liveness)
             if len(rows) < limit:
                 swept = None if rows else sweep_batch(queue, planned_at, db)
@@ -222,23 +236,55 @@ class Writer:
             if not rows:
                 continue
             claimed, unreadable = handles_of(self.alias, rows)
-            if quick and claimed:
+            if queue in plan.batches and claimed:
                 written.alone[queue] = _starts_alone(claimed[0])
                 claimed = _kept(claimed, db, _starts_alone)
             elif claimed:
                 claimed = _kept(claimed, db, is_suspected)
             written.claimed += claimed
             written.unreadable += unreadable
-            free -= 1 if quick else len(claimed)
-            room -= len(claimed)
-            if free <= 0 or room <= 0:
-                return
+            room.take(queue, len(claimed))
 
     def bury_unreadable(self, rows: list[tuple[ClaimedJob, Exception]]) -> None:
         """Make claimed jobs dead that cannot be read. Needs the turn."""
         for row, error in rows:
             if write_on(self.connection, partial(bury_unreadable, row, error)):
                 announce_unreadable(row, error)
+
+
+class _Room:
+    """How many jobs may still be claimed in one transaction."""
+
+    def __init__(
+        self, plan: Plan, of_coroutines: Container[str], mixed: Container[str], one_by_one: Container[str]
+    ) -> None:
+        self._batches = plan.batches
+        self._of_coroutines = of_coroutines
+        self._mixed = mixed
+        self._one_by_one = one_by_one
+        self._free, self._room, self._coroutines = plan.free, LARGEST_BATCH, plan.coroutines
+
+    def limit(self, queue: str) -> int:
+        """How many jobs of the queue may be claimed. It may be less than 0."""
+        if queue in self._of_coroutines:
+            return self._coroutines
+        if self._free <= 0:
+            return 0
+        batch = self._batches.get(queue, self._free)
+        if queue in self._mixed:
+            batch = min(batch, self._coroutines)
+        return min(self._room, 1 if queue in self._batches and queue in self._one_by_one else batch)
+
+    def take(self, queue: str, count: int) -> None:
+        """So many jobs of the queue were claimed."""
+        if queue in self._of_coroutines:
+            self._coroutines -= count
+        else:
+            if queue in self._mixed:
+                self._coroutines -= count
+            # The leader runs a batch by itself.
+            self._free -= 1 if queue in self._batches else count
+            self._room -= count
 
 
 def _kept(claimed: list[JobHandle], db: Operations, is_alone: Callable[[JobHandle], bool]) -> list[JobHandle]:

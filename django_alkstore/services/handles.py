@@ -39,34 +39,33 @@ def _list_of(text: bytes) -> list[Any]:
 _making_events = guard()
 
 
-def await_here(result: Awaitable[object]) -> None:
+def await_here(result: Awaitable[object]) -> object:
     """Await it in an event loop made for it; its calls of the ORM run in this thread, on its connections."""
-    async_to_sync(_awaited)(result)
+    return async_to_sync(_awaited)(result)
 
 
 def run_to_end(
     target: Callable[["JobHandle"], object],
     job: "JobHandle",
-    await_result: Callable[[Awaitable[object]], None] = await_here,
-) -> None:
-    """Call a handler or a delivery, sync or async, and see that what it returned has really run.
+    await_result: Callable[[Awaitable[object]], object] = await_here,
+) -> object:
+    """Call a handler or a delivery, sync or async, and see that what it returned has really run. Returns its value.
 
     `TypeError` for a generator, of which nothing would have run: its job must not count as done.
     """
     result = target(job)
-    if result is None:
-        return
     if isawaitable(result):
-        await_result(result)
-    elif isgenerator(result) or isasyncgen(result):
+        return await_result(result)
+    if isgenerator(result) or isasyncgen(result):
         raise TypeError(f"{target!r} returned a generator, which has not run")
+    return result
 
 
-async def _awaited(result: Awaitable[object]) -> None:
+async def _awaited(result: Awaitable[object]) -> object:
     """Await it; tasks that it started and left behind are cancelled, as at the end of `asyncio.run`."""
     before = asyncio.all_tasks()
     try:
-        await result
+        return await result
     finally:
         left = asyncio.all_tasks() - before
         for task in left:
@@ -306,10 +305,10 @@ class JobHandle:
 
         return write_statement(self.using, extend)
 
-    def finish(self) -> None:
+    def finish(self, outcome: Outcome = outcomes.ACK) -> None:
         """In the transaction that `hold` has begun: ack, unless the job has been settled in it."""
-        if write_statement(self.using, lambda db: outcomes.apply(db, self, outcomes.ACK, clock.now_us(), UNTAKEN)):
-            self._settle_at_commit(outcomes.ACK)
+        if write_statement(self.using, lambda db: outcomes.apply(db, self, outcome, clock.now_us(), UNTAKEN)):
+            self._settle_at_commit(outcome)
 
     def _settle_at_commit(self, outcome: Outcome) -> None:
         """Now, or when the open transaction is committed: a rollback to a savepoint may still undo it."""

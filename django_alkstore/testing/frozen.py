@@ -58,6 +58,6 @@ def _run_until(manual: ManualClock, end: int, alias: str, limit: int, *, raise_e
 def _next_due(alias: str) -> int | None:
     """When the next boundary or job is due, in microseconds."""
     boundary = soonest(using=alias)
-    moments = [*read(alias, lambda db: db.next_claims(registered_queues())).values()]
+    moments = [*read(alias, lambda db: db.next_claims(registered_queues(alias))).values()]
     moments.append(None if boundary is None else to_us(boundary))
     return min((moment for moment in moments if moment is not None), default=None)

@@ -6,10 +6,10 @@ real ending, so a payload is encoded and decoded as in production.
 
 from collections.abc import Iterator
 
-from django_alkstore import registry
 from django_alkstore.dialects.transactions import resolve_alias
 from django_alkstore.exceptions import InvalidOption
-from django_alkstore.registry import Registration
+from django_alkstore.handled import handled
+from django_alkstore.registrations import Registration
 from django_alkstore.runtime.announcing import announce_outcome, announce_settled
 from django_alkstore.runtime.perform import Ending, perform
 from django_alkstore.services import JobHandle
@@ -35,7 +35,7 @@ def run_pending(
     `on_commit` callbacks of its blocks run when the block ends.
     """
     alias = resolve_alias(using)
-    registrations = _registrations(names)
+    registrations = _registrations(names, alias)
     ran: list[JobHandle] = []
     while True:
         before = len(ran)
@@ -45,13 +45,13 @@ def run_pending(
             return ran
 
 
-def registered_queues() -> list[str]:
+def registered_queues(using: str) -> list[str]:
     """The full names of the queues from which `run_pending` takes jobs."""
-    return [registration.queue for registration in _registrations(())]
+    return [registration.queue for registration in _registrations((), using)]
 
 
-def _registrations(names: tuple[str, ...]) -> list[Registration]:
-    registrations = [r for r in registry.registrations() if not names or r.name in names]
+def _registrations(names: tuple[str, ...], alias: str) -> list[Registration]:
+    registrations = [r for r in handled(alias) if not names or r.name in names]
     unknown = set(names) - {r.name for r in registrations}
     if unknown:
         raise InvalidOption(f"no handler is registered for {', '.join(sorted(unknown))}")
@@ -63,8 +63,9 @@ def _run_all(alias: str, registration: Registration, limit: int, *, raise_errors
         assert limit > 0, "run_pending: more jobs than its limit; does one enqueue itself again and again?"
         limit -= 1
         job = claimed[0]
+        job_s_own = registration if registration.resolve is None else registration.resolve(job)
         with outside_transactions():
-            ending = perform(registration, job)
+            ending = perform(job_s_own, job)
         error = _end(job, ending)
         if error is not None and raise_errors:
             raise error

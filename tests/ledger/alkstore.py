@@ -372,13 +372,6 @@ def settle(job: JobHandle) -> None:
         raise ValueError("after settling")
 
 
-@handler("async-atomic", atomic=True)
-async def async_atomic(job: JobHandle) -> None:
-    await Entry.objects.acreate(text=str(job.payload), job_id=job.id)
-    if job.payload == "fail":
-        raise ValueError("after the row")
-
-
 _next_job = threading.Event()
 
 
@@ -442,8 +435,8 @@ def flaky(job: JobHandle) -> None:
 
 
 @delivery("exact", atomic=True)
-async def exact(job: JobHandle) -> None:
-    await Entry.objects.acreate(text=str(job.payload), job_id=job.id)
+def exact(job: JobHandle) -> None:
+    Entry.objects.create(text=str(job.payload), job_id=job.id)
 
 
 @handler("self-ack")

@@ -12,9 +12,10 @@ from pathlib import Path
 
 from asgiref.sync import sync_to_async
 from django.db import DatabaseError, connection, transaction
+from django.utils import timezone, translation
 
-from django_alkstore.exceptions import Snooze
-from django_alkstore.registry import handler
+from django_alkstore.exceptions import Discard, Retry, Snooze
+from django_alkstore.registry import delivery, handler
 from django_alkstore.services import JobHandle
 from tests.ledger.models import Entry
 
@@ -155,3 +156,126 @@ def batch(job: JobHandle) -> None:
         say(f"running {job.id}")
         wait_for_file(job.payload)
     say(f"ended {job.id} at {time.time()}")
+
+
+class _Naps:
+    running = most = 0
+
+
+@handler("nap")
+@handler("nap-too")
+async def nap(job: JobHandle) -> None:
+    """Waits as many seconds as its payload says."""
+    _Naps.running += 1
+    _Naps.most = max(_Naps.most, _Naps.running)
+    await asyncio.sleep(job.payload)
+    _Naps.running -= 1
+
+
+@handler("most-naps")
+def most_naps(job: JobHandle) -> None:
+    Entry.objects.create(text=str(_Naps.most))
+
+
+@handler("nap-and-write")
+async def nap_and_write(job: JobHandle) -> None:
+    await asyncio.sleep(job.payload)
+    await Entry.objects.acreate(text="rested", job_id=job.id)
+
+
+async def _wait_for_file(job: JobHandle, path: str) -> None:
+    say(f"running {job.id}")
+    try:
+        while not Path(path).exists():
+            if job.lease_lost.is_set():
+                say(f"told that the lease of {job.id} is lost")
+                return
+            if job.stopping.is_set() and path == "stopping":
+                raise Snooze(0)
+            await asyncio.sleep(0.02)
+    except asyncio.CancelledError:
+        await asyncio.sleep(0.02)
+        say(f"cancelled {job.id}")
+        raise
+
+
+@handler("wait-async")
+async def wait_async(job: JobHandle) -> None:
+    """Runs until the file of its payload exists, until its lease is lost or, for "stopping", until the worker stops."""
+    await _wait_for_file(job, job.payload)
+
+
+@handler("limited-async", time_limit=0.5)
+async def limited_async(job: JobHandle) -> None:
+    await _wait_for_file(job, job.payload)
+
+
+@handler("refuses-to-end", time_limit=0.5)
+async def refuses_to_end(job: JobHandle) -> None:
+    while True:
+        try:
+            await asyncio.sleep(3_600)
+        except asyncio.CancelledError:
+            say(f"cancelled {job.id}")
+
+
+@handler("blocks")
+async def blocks(job: JobHandle) -> None:
+    say(f"running {job.id}")
+    wait_for_file(job.payload)
+
+
+@handler("blocks-too-long", time_limit=0.5)
+async def blocks_too_long(job: JobHandle) -> None:
+    await asyncio.create_task(blocks(job))
+
+
+@handler("open-transaction-async")
+async def open_transaction_async(job: JobHandle) -> None:
+    """Leaves a transaction open where its sync functions run."""
+    await sync_to_async(transaction.atomic().__enter__)()
+    say(f"transaction of {job.id}")
+    await asyncio.sleep(job.payload)
+
+
+@handler("late-transaction-async", time_limit=0.5)
+async def late_transaction_async(job: JobHandle) -> None:
+    await sync_to_async(_keep_transaction_open)(job, job.payload)
+
+
+@handler("surroundings-async")
+async def surroundings_async(job: JobHandle) -> None:
+    seen = f"{translation.get_language()} {timezone.get_current_timezone_name()}"
+    translation.activate("de")
+    timezone.activate("Asia/Tokyo")
+    await asyncio.sleep(0.02)
+    await Entry.objects.acreate(text=seen, job_id=job.id)
+
+
+async def _exit() -> None:
+    sys.exit("in a task")
+
+
+@handler("hostile-async")
+async def hostile_async(job: JobHandle) -> None:
+    if job.payload == "task that exits":
+        await asyncio.create_task(_exit())
+    elif job.payload == "cancel everything":
+        for task in asyncio.all_tasks():
+            task.cancel()
+        await asyncio.sleep(0)
+    elif job.payload == "raise CancelledError":
+        raise asyncio.CancelledError
+    elif job.payload == "retry":
+        raise Retry("later", delay=3_600)
+    elif job.payload == "discard":
+        raise Discard("never")
+    elif job.payload == "snooze":
+        raise Snooze(3_600)
+    elif job.payload == "ack":
+        await sync_to_async(job.ack)()
+
+
+@delivery("letters-async")
+async def letters_async(job: JobHandle) -> None:
+    await Entry.objects.acreate(text=str(job.payload), job_id=job.id)

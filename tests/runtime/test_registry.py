@@ -235,11 +235,27 @@ KINDS = {
     "plain wrapper of a function": decorated(Sync()),
 }
 
+COROUTINES = ("async object", "async method", "partial of an async function", "marked wrapper")
+"""The kinds that say that they are coroutines."""
+
+
+def test_what_runs_in_the_event_loop_is_what_makes_a_coroutine() -> None:
+    for kind, target in KINDS.items():
+        handler(kind.replace(" ", "-"))(target)
+    found = {r.queue.replace("-", " ") for r in registrations() if r.is_async}
+    assert found == set(COROUTINES)
+
 
 @pytest.mark.django_db(transaction=True)
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("atomic", [False, True])
 def test_a_callable_of_any_kind_is_run_to_its_end_before_its_job_is_acked(kind: str, atomic: bool) -> None:
+    if atomic and kind in COROUTINES:
+        with pytest.raises(ImproperlyConfigured, match="is a coroutine, and cannot handle queue q"):
+            handler("q", atomic=atomic)(KINDS[kind])
+        with pytest.raises(ImproperlyConfigured, match="is a coroutine, and cannot handle outbox o"):
+            delivery("o", atomic=atomic)(KINDS[kind])
+        return
     handler("q", atomic=atomic)(KINDS[kind])
     delivery("o", atomic=atomic)(KINDS[kind])
     jobs = enqueue("q", None), outbox("o").enqueue(None)

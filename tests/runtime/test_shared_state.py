@@ -35,6 +35,9 @@ SLOWLY_DONE = Ending(ACK, 1.0)
 class Thread:
     """Stands for a handler thread."""
 
+    def cancel(self, run: Run) -> None:
+        raise AssertionError("nothing is to be cancelled")
+
     def has_open_transaction(self, run: Run) -> bool:
         return False
 
@@ -388,9 +391,9 @@ def test_a_plan_wants_a_job_for_each_free_thread_and_batches_for_quick_handlers(
 
 def claimed(writer: Writer, *, quick: bool, free: int = 4) -> list[JobHandle]:
     """What a worker holds after one claim."""
-    plan = Plan([], free, {"noop": LARGEST_BATCH} if quick else {}, [])
+    plan = Plan([], free, 0, {"noop": LARGEST_BATCH} if quick else {}, [])
     with writer.turn():
-        written: Written = writer.write([], [], lambda db, written: writer.claim(["noop"], plan, 0, db, written))
+        written: Written = writer.write([], [], lambda db, written: writer.claim(["noop"], (), plan, 0, db, written))
     return written.claimed
 
 

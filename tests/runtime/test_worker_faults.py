@@ -2,7 +2,6 @@
 
 import json
 from collections.abc import Callable
-from contextlib import closing
 from contextvars import copy_context
 from datetime import timedelta
 from itertools import count
@@ -19,7 +18,7 @@ from django_alkstore.dialects import Operations
 from django_alkstore.models import Job
 from django_alkstore.registry import Registration
 from django_alkstore.runtime.claim_times import GATHER, ClaimTimes
-from django_alkstore.runtime.event_loop import Host
+from django_alkstore.runtime.event_loop import EventLoopThread
 from django_alkstore.runtime.handler_threads import HandlerThread
 from django_alkstore.runtime.jobs import Run
 from django_alkstore.runtime.leadership import Leadership
@@ -323,7 +322,9 @@ def test_a_handler_that_connects_again_after_it_was_cut_off_is_cut_off_again(beg
 def test_a_cutter_that_comes_late_leaves_the_next_job_of_the_thread_alone() -> None:
     """It cuts off the job that is past its time limit, and not what the thread runs by now."""
     enqueue_many("noop", [None] * 2)
-    thread = HandlerThread(0, SharedState(1, lambda: None, lambda: None), cast("Leadership", None), copy_context())
+    state = SharedState(1, lambda: None, lambda: None)
+    nothing = cast("Leadership", None), cast("EventLoopThread", None)
+    thread = HandlerThread(0, state, *nothing, copy_context())
 
     def run(job: JobHandle, target: Callable[[JobHandle], object]) -> Run:
         registration = Registration("noop", target, time_limit=60, atomic=False, module=__name__)
@@ -336,8 +337,7 @@ def test_a_cutter_that_comes_late_leaves_the_next_job_of_the_thread_alone() -> N
 
     first, second = claim_batch("noop", "by hand", 2)
     late, following = run(first, print), run(second, write_past_a_cutter)
-    with closing(Host(copy_context())) as host:
-        assert thread._run_handler(following, host).outcome is ACK
+    assert thread._run_handler(following).outcome is ACK
     assert Entry.objects.get().job_id == second.id
 
 

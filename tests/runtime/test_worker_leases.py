@@ -217,6 +217,9 @@ class ByHand:
         self._leadership = Leadership(self.state, writer, self._watch, registrations, threading.Event())
         self.state.lead(self)
 
+    def cancel(self, run: Run) -> None:
+        raise AssertionError("nothing runs")
+
     def has_open_transaction(self, run: Run) -> bool:
         return False
 

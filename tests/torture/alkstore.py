@@ -141,8 +141,8 @@ def mail(job: JobHandle) -> None:
 
 
 @delivery("exact", atomic=True)
-async def exact(job: JobHandle) -> None:
-    await effect_of(job).asave()
+def exact(job: JobHandle) -> None:
+    effect_of(job).save()
     if chance_of(job).random() < 0.1:
         raise Injected(f"{INJECTED}: after the row")
 

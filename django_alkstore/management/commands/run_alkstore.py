@@ -10,4 +10,4 @@ class Command(WorkerCommand):
     help = "Fires the schedules and runs every registered queue and outbox, in one process, until it is stopped."
 
     def run(self, alias: str, options: dict[str, Any]) -> int:
-        return run_everything(alias, self.stop_signals, options["concurrency"], options["grace"])
+        return run_everything(alias, self.stop_signals, **self.worker_options(options))
