@@ -166,6 +166,7 @@ def test_task_enqueued_is_sent_after_the_commit_and_not_after_a_rollback() -> No
 # Checks
 
 
+@pytest.mark.django_db
 def test_a_queue_with_a_handler_and_tasks_is_an_error() -> None:
     with isolated_registry():
 
@@ -177,6 +178,7 @@ def test_a_queue_with_a_handler_and_tasks_is_an_error() -> None:
     assert "'default'" in found[0].msg
 
 
+@pytest.mark.django_db
 @pytest.mark.parametrize("options", [{"max_attempts": 0}, {"retries": 3}, {"database": "nowhere"}])
 def test_wrong_options_of_the_backend_are_an_error(options: dict[str, Any]) -> None:
     with override_settings(TASKS={"default": {**TASKS["default"], "OPTIONS": options}}):
