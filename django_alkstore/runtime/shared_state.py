@@ -56,7 +56,7 @@ class SharedState:
         self._lock = threading.Lock()
         self._followers = threading.Condition(self._lock)
         self._announced = threading.Condition(self._lock)
-        self._loop_is_empty = threading.Condition(self._lock)
+        self._coroutine_has_ended = threading.Condition(self._lock)
         self._idle = 0
         """Threads that wait in `lead`."""
         self._leader: Runner | None = None
@@ -166,8 +166,7 @@ class SharedState:
                 self._overdue.pop(run, None)
             if run.in_loop:
                 self._in_loop -= 1
-                if not self._in_loop:
-                    self._loop_is_empty.notify_all()
+                self._coroutine_has_ended.notify_all()
                 if self._stopping and self._is_done():
                     self._wake_keeper_by(0.0)
             self._room_has_grown = True
@@ -191,6 +190,11 @@ class SharedState:
         self._results.count(run.job)
         if not run.in_loop:
             self._begin_announcing(me, now)
+
+    def wait_for_end(self, run: Run, timeout: float) -> None:
+        """Wait until a coroutine has ended, at most `timeout` seconds."""
+        with self._lock:
+            self._coroutine_has_ended.wait_for(lambda: run not in self._running, timeout)
 
     def plan(self, me: Runner, now: float, now_us: int) -> Plan | None:
         """What the leader is to write and to claim. None if this thread does not lead.
@@ -393,7 +397,7 @@ class SharedState:
     def wait_for_coroutines(self, timeout: float) -> None:
         """Wait until no coroutine runs, at most `timeout` seconds."""
         with self._lock:
-            self._loop_is_empty.wait_for(lambda: not self._in_loop, timeout)
+            self._coroutine_has_ended.wait_for(lambda: not self._in_loop, timeout)
 
     def fail_at_time_limit(self, now: float) -> list[Result]:
         """Fail the attempts whose time limit is over."""

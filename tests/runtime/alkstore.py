@@ -279,3 +279,11 @@ async def hostile_async(job: JobHandle) -> None:
 @delivery("letters-async")
 async def letters_async(job: JobHandle) -> None:
     await Entry.objects.acreate(text=str(job.payload), job_id=job.id)
+
+
+@handler("poison-async")
+async def poison_async(job: JobHandle) -> None:
+    """Ends its process if its payload says so."""
+    if job.payload == "poison":
+        say(f"poisoned by {job.id}")
+        os.kill(os.getpid(), signal.SIGKILL)

@@ -305,6 +305,20 @@ def test_the_coroutines_of_a_killed_worker_run_again(begin: Start, tmp_path: Pat
     assert [outcome(job) for job in ids] == [("completed", 2, ["worker died"])] * 20
 
 
+def test_a_coroutine_that_kills_its_process_costs_each_other_job_one_attempt_at_most(begin: Start) -> None:
+    others = enqueue_many("poison-async", [None] * 50)
+    poison = enqueue("poison-async", "poison", max_attempts=3, backoff_base=0).pk
+    others += enqueue_many("poison-async", [None] * 50)
+    for _ in range(3):  # as a supervisor does
+        worker = begin("run_queue", "poison-async")
+        assert worker.wait() == -signal.SIGKILL
+        assert f"poisoned by {poison}" in worker.output
+    begin("run_queue", "poison-async")
+    wait_for_state("completed", *others)
+    wait_for_state("dead", poison)
+    assert max(len(row(job).errors) for job in others) <= 1
+
+
 # The ORM
 
 
