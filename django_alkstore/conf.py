@@ -14,7 +14,7 @@ from django.utils.module_loading import import_string
 
 from django_alkstore.durations import seconds
 from django_alkstore.exceptions import AlkstoreError, InvalidName, InvalidOption, shown
-from django_alkstore.names import outbox_of, queue_named
+from django_alkstore.names import queue_named
 
 
 class JobDefaults(NamedTuple):
@@ -24,8 +24,10 @@ class JobDefaults(NamedTuple):
     max_attempts: int = 3
     backoff_base: float = 5.0
     expires_in: float | None = None
+    priority: int = 0
 
 
+PLAIN_DEFAULTS = JobDefaults()
 OUTBOX_DEFAULTS = JobDefaults(visibility_timeout=60.0, max_attempts=5, backoff_base=5.0)
 
 
@@ -41,26 +43,26 @@ class Settings(NamedTuple):
     keep_completed: float | None = 86_400.0
     """Seconds; 0 deletes a job when it is acked, `None` keeps it for ever."""
     keep_dead: float | None = None
-    queues: Mapping[str, JobDefaults] = MappingProxyType({})
-    """By the queue's own name, which for an outbox is the derived one."""
+    queues: Mapping[str, Mapping[str, Any]] = MappingProxyType({})
+    """Options of jobs by the queue's own name, which for an outbox is the derived one."""
     liveness: bool = True
     """False: leases alone decide when a killed worker's jobs run again."""
-
-    def defaults_for(self, queue: str) -> JobDefaults:
-        """The default options of the jobs of a queue, or of an outbox's queue."""
-        configured = self.queues.get(queue)
-        if configured is not None:
-            return configured
-        return OUTBOX_DEFAULTS if outbox_of(queue) else _PLAIN_DEFAULTS
+    require_handler: bool = False
+    """True: an enqueue to a queue without a registered handler is an error."""
 
 
-_PLAIN_DEFAULTS = JobDefaults()
 MAX_INT32 = 2**31 - 1
 
 
 def positive_int(option: str, value: object) -> int:
     if not isinstance(value, int) or isinstance(value, bool) or not 1 <= value <= MAX_INT32:
         raise InvalidOption(f"{option} must be a whole number from 1 to 2147483647, not {shown(value)}")
+    return value
+
+
+def priority(option: str, value: object) -> int:
+    if not isinstance(value, int) or isinstance(value, bool) or not -(2**31) <= value <= MAX_INT32:
+        raise InvalidOption(f"{option} must be a 32-bit whole number, not {shown(value)}")
     return value
 
 
@@ -83,8 +85,8 @@ def _share(where: str, value: object) -> float:
     return float(value)
 
 
-def job_defaults(where: str, value: object, base: JobDefaults) -> JobDefaults:
-    """Read one queue's default options; those left out are taken from `base`. `InvalidOption` names a wrong key."""
+def _job_options(where: str, value: object) -> dict[str, Any]:
+    """Read one queue's default options. `InvalidOption` names a wrong key."""
     if not isinstance(value, Mapping):
         raise InvalidOption(f"{where} must be a dict of job options, not {shown(value)}")
     known = sorted(JobDefaults._fields)
@@ -96,8 +98,9 @@ def job_defaults(where: str, value: object, base: JobDefaults) -> JobDefaults:
         "max_attempts": positive_int,
         "backoff_base": lambda o, v: seconds(o, v, zero=True),
         "expires_in": lambda o, v: _duration(o, v, zero=False, none=True),
+        "priority": priority,
     }
-    return base._replace(**{key: readers[key](f"{where}[{key!r}]", given) for key, given in value.items()})
+    return {key: readers[key](f"{where}[{key!r}]", given) for key, given in value.items()}
 
 
 def _database(where: str, value: object) -> str | None:
@@ -118,7 +121,7 @@ def _json_encoder(where: str, value: object) -> type[json.JSONEncoder] | None:
     return value
 
 
-def _queues(where: str, value: object) -> dict[str, JobDefaults]:
+def _queues(where: str, value: object) -> dict[str, dict[str, Any]]:
     if not isinstance(value, Mapping):
         raise InvalidOption(
             f"{where} must be a dict from a queue's name, or 'outbox:' and an outbox's name, to a dict of job options, "
@@ -127,11 +130,10 @@ def _queues(where: str, value: object) -> dict[str, JobDefaults]:
     return dict(_queue(f"{where}[{shown(key)}]", key, given) for key, given in value.items())
 
 
-def _queue(where: str, key: object, value: object) -> tuple[str, JobDefaults]:
+def _queue(where: str, key: object, value: object) -> tuple[str, dict[str, Any]]:
     """One entry of `QUEUES`: the name of the queue that holds the jobs, and their default options."""
     try:
-        queue = queue_named(key)
-        return queue, job_defaults(where, value, OUTBOX_DEFAULTS if outbox_of(queue) else _PLAIN_DEFAULTS)
+        return queue_named(key), _job_options(where, value)
     except InvalidName as error:
         raise InvalidOption(f"{where}: {error}") from error
 
@@ -152,6 +154,7 @@ _READERS: dict[str, Callable[[str, object], Any]] = {
     "KEEP_DEAD": lambda where, value: _duration(where, value, zero=True, none=True),
     "QUEUES": _queues,
     "LIVENESS": _boolean,
+    "REQUIRE_HANDLER": _boolean,
 }
 
 

@@ -3,6 +3,7 @@
 Ordinary outcomes (nothing to claim, a lease that was lost) are return values and not errors.
 """
 
+from collections.abc import Sequence
 from datetime import datetime, timedelta
 
 __all__ = [
@@ -14,6 +15,7 @@ __all__ = [
     "InvalidName",
     "InvalidOption",
     "InvalidPayload",
+    "InvalidReturnValue",
     "InvalidSpec",
     "LeadershipLost",
     "LeaseExpired",
@@ -25,6 +27,7 @@ __all__ = [
     "Snooze",
     "TimeLimitExceeded",
     "TransactionRequired",
+    "UnknownQueue",
     "WorkerDied",
 ]
 
@@ -64,6 +67,24 @@ class InvalidSpec(AlkstoreError, ValueError):
 
 class TransactionRequired(AlkstoreError, RuntimeError):
     """A function that joins the caller's transaction was called outside one, or on another database's."""
+
+
+class UnknownQueue(AlkstoreError, LookupError):
+    """No handler is registered for a queue or an outbox, and `ALKSTORE["REQUIRE_HANDLER"]` asks for one.
+
+    `.queue` names it as people do (`queue mail`), `.nearest` the most similar one that has a handler, or `None`.
+    """
+
+    def __init__(self, queue: str, nearest: str | None = None, broken: Sequence[str] = ()) -> None:
+        super().__init__(queue, nearest, broken)
+        self.queue = queue
+        self.nearest = nearest
+        self.broken = broken
+
+    def __str__(self) -> str:
+        meant = f". Did you mean {self.nearest}?" if self.nearest else ""
+        broken = f". Cannot be imported: {', '.join(self.broken)} (the log says why)" if self.broken else ""
+        return f"no handler is registered for the {self.queue}{meant}{broken}"
 
 
 class DuplicateJob(AlkstoreError):
@@ -162,6 +183,10 @@ class Discard(AlkstoreError):
 
     def __init__(self, reason: str = "discarded") -> None:
         super().__init__(reason)
+
+
+class InvalidReturnValue(Discard, TypeError):
+    """A task has returned what JSON cannot hold. Its effects are done, so it fails without a further attempt."""
 
 
 class Snooze(AlkstoreError):

@@ -84,6 +84,8 @@ class Job(models.Model):
         null=True,
         help_text="The claim of the latest attempt, given back or not; empty if none counts.",
     )
+    task = models.TextField(default="", help_text="The dotted path of the task that it runs; empty for a handler's job.")
+    result = JSONTextField(null=True, help_text="What the task returned; empty if that was None.")
     worker_ids = JSONTextField(default=list, help_text="Who made each counted attempt; the last 20 at most.")
     lock_errors = models.SmallIntegerField(
         default=0, help_text="Lock errors of the database in a row, whose attempts were given back."
@@ -125,6 +127,12 @@ class Job(models.Model):
             ),
             # The jobs that have failed, whatever became of them. A job that never failed costs nothing here.
             Index(fields=["state", "queue"], condition=Q(last_error__isnull=False), name="alkstore_job_failed"),
+            # The queues that hold tasks, and which tasks. A handler's job costs nothing here.
+            Index(
+                fields=["queue", "task"],
+                condition=Q(state__in=LIVE_STATES) & ~Q(task=""),
+                name="alkstore_job_task",
+            ),
             # For looking a key up whatever became of its job. A job without one costs nothing here.
             Index(fields=["unique_key"], condition=Q(unique_key__isnull=False), name="alkstore_job_unique_key"),
             # For pruning; with the queue, counting the finished needs no table.

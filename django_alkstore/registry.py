@@ -1,124 +1,229 @@
-"""Who handles which queue: what the modules named `alkstore` in the installed apps have registered.
-
-The database names queues and nothing else: what runs for a queue is found here, never imported from a row.
-"""
+"""The decorators that register handlers, and what they return: a handler that can be called and enqueued."""
 
 import sys
-import threading
-import traceback
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
-from functools import partial
-from importlib import import_module
+from collections.abc import Callable, Iterable, Mapping
+from datetime import datetime
+from functools import update_wrapper
 from inspect import Signature, signature
-from typing import Any, NamedTuple, TypeVar
+from typing import Any, Generic, Literal, ParamSpec, TypeVar, Unpack, overload
 
-from asgiref.sync import iscoroutinefunction
-from django.apps import apps
+from asgiref.sync import markcoroutinefunction
 from django.core.exceptions import ImproperlyConfigured
-from django.utils.module_loading import module_has_submodule
 
-from django_alkstore import signals
+from django_alkstore import conf
+from django_alkstore.dialects.transactions import require_open, resolve_default
 from django_alkstore.durations import Duration, seconds
 from django_alkstore.exceptions import InvalidOption, shown
-from django_alkstore.names import describe_queue, outbox_of, outbox_queue, validate_name
+from django_alkstore.models import Job
+from django_alkstore.names import describe_queue, outbox_queue, validate_name
+from django_alkstore.registrations import (
+    DEFAULT_TIME_LIMIT,
+    BrokenModule,
+    Registration,
+    autodiscover,
+    broken_modules,
+    isolated,
+    makes_coroutine,
+    register,
+    registrations,
+    where,
+)
+from django_alkstore.services.handles import JobHandle
+from django_alkstore.services.options import NEVER, FireOptions, JobOptions, UnkeyedOptions, check_fire_options
+from django_alkstore.services.queues import add, add_many, get_or_add
+from django_alkstore.services.twins import twin
 
-MODULE = "alkstore"
-DEFAULT_TIME_LIMIT = 3_600.0
+__all__ = [
+    "BrokenModule",
+    "Handler",
+    "Registration",
+    "autodiscover",
+    "broken_modules",
+    "delivery",
+    "handler",
+    "isolated",
+    "registrations",
+]
 
-T = TypeVar("T", bound=Callable[..., Any])
-
-
-class Registration(NamedTuple):
-    """One queue's handler."""
-
-    queue: str
-    """The queue's full name: for an outbox, the derived one."""
-    target: Callable[[Any], Any]
-    """Takes the `JobHandle`."""
-    time_limit: float
-    """Seconds after which an attempt counts as failed."""
-    atomic: bool
-    """Run the handler and its ack in one transaction?"""
-    module: str
-    """The module that registered it."""
-
-    @property
-    def name(self) -> str:
-        """As the project names it: the queue, or the outbox."""
-        return outbox_of(self.queue) or self.queue
-
-    @property
-    def is_async(self) -> bool:
-        """True if calling the handler makes a coroutine."""
-        return _makes_coroutine(self.target)
-
-    @property
-    def is_outbox(self) -> bool:
-        return outbox_of(self.queue) is not None
+P = ParamSpec("P")
+R = TypeVar("R")
 
 
-class BrokenModule(NamedTuple):
-    """An `alkstore` module that could not be imported."""
+class HandlerOptions(FireOptions, total=False):
+    """The options of `@handler` and `@delivery`. Those of `FireOptions` are defaults of the queue's jobs.
 
-    module: str
-    error: str
-    traceback: str
-
-
-_registered: dict[str, Registration] = {}
-_broken: list[BrokenModule] = []
-_discovered = False
-_discovering = threading.RLock()
-
-
-def handler(queue: str, *, time_limit: Duration = DEFAULT_TIME_LIMIT, atomic: bool = False) -> Callable[[T], T]:
-    """Register the decorated callable, sync or async, for the jobs of `queue`. It is returned as it was.
-
-    `time_limit`: seconds (above 0) after which an attempt counts as failed. `atomic`: run the handler and its
-    ack in one transaction, which holds the writer lock for as long as the handler runs. Raises `InvalidName`,
-    `InvalidOption`, and `ImproperlyConfigured` where the queue has a handler already.
+    An option of the call, and one in `ALKSTORE["QUEUES"]`, has priority over the decorator's.
     """
-    return _registrar(validate_name("queue", queue), time_limit, atomic)
+
+    time_limit: Duration
+    """Seconds (above 0) after which an attempt counts as failed. Default 3,600."""
+    atomic: bool
+    """True: run the handler and its ack in one transaction, which holds SQLite's writer lock as long as it runs."""
 
 
-def delivery(outbox: str, *, time_limit: Duration = DEFAULT_TIME_LIMIT, atomic: bool = False) -> Callable[[T], T]:
+class Handler(Generic[P, R]):
+    """A registered handler. Call it with a job's handle, or enqueue jobs for it."""
+
+    def __init__(self, function: Callable[P, R], queue: str, *, unpack: bool) -> None:
+        update_wrapper(self, function, updated=())
+        self.queue = queue
+        """The full name of the queue: for an outbox, the derived one."""
+        self.function = function
+        self.signature = signature(function) if unpack else None
+        """With `unpack` the signature that a payload must fit; else None."""
+        if makes_coroutine(function):
+            markcoroutinefunction(self)
+
+    def __repr__(self) -> str:
+        return f"<handler of the {describe_queue(self.queue)}: {where(self.function)}>"
+
+    def __call__(self, *args: P.args, **kwargs: P.kwargs) -> R:
+        if self.signature is None:
+            return self.function(*args, **kwargs)
+        return self._call_unpacked(*args, **kwargs)
+
+    def _call_unpacked(self, job: Any) -> R:
+        arguments = dict(_keywords(job.payload))
+        if self.signature is not None and "job" in self.signature.parameters:
+            arguments["job"] = job
+        function: Callable[..., R] = self.function
+        return function(**arguments)
+
+    def enqueue(self, payload: Any, *, using: str | None = None, **options: Unpack[JobOptions]) -> Job:
+        """Add a job: in the caller's transaction if one is open, else committed at once. As `services.enqueue`.
+
+        With `unpack=True` a payload that does not fit the handler's signature is a `TypeError`.
+        """
+        self._check(payload)
+        settings = conf.settings()
+        return add(using or resolve_default(settings), self.queue, payload, options, settings)
+
+    def enqueue_tx(self, payload: Any, *, using: str | None = None, **options: Unpack[JobOptions]) -> Job:
+        """Add a job in the caller's transaction only: `TransactionRequired` if none is open on the database."""
+        self._check(payload)
+        settings = conf.settings()
+        alias = using or resolve_default(settings)
+        require_open(alias, "enqueue_tx")
+        return add(alias, self.queue, payload, options, settings)
+
+    def enqueue_many(
+        self,
+        payloads: Iterable[Any],
+        *,
+        run_ats: Iterable[datetime] | None = None,
+        using: str | None = None,
+        **options: Unpack[JobOptions],
+    ) -> list[int]:
+        """Add a job for each payload, all of them or none; their ids, in order. As `services.enqueue_many`."""
+        if self.signature is not None and not isinstance(payloads, (str, bytes, Mapping)):
+            payloads = list(payloads)
+            for index, payload in enumerate(payloads):
+                self._check(payload, f"payloads[{index}]")
+        return add_many(self.queue, payloads, run_ats, using, options)
+
+    def get_or_enqueue(
+        self, unique_key: str, payload: Any, *, using: str | None = None, **options: Unpack[UnkeyedOptions]
+    ) -> tuple[Job, bool]:
+        """The live job with this unique key and `False`, or a new one and `True`."""
+        self._check(payload)
+        return get_or_add(self.queue, unique_key, payload, using, options)
+
+    aenqueue = twin(enqueue)
+    aenqueue_tx = twin(enqueue_tx)
+    aenqueue_many = twin(enqueue_many)
+    aget_or_enqueue = twin(get_or_enqueue)
+
+    def _check(self, payload: Any, name: str = "payload") -> None:
+        """Raise `TypeError` unless the handler can be called with the payload."""
+        if self.signature is None:
+            return
+        arguments = dict(_keywords(payload, name))
+        if "job" in self.signature.parameters:
+            if "job" in arguments:
+                raise TypeError(f'{name}["job"] is the argument by which {where(self.function)} is given the job')
+            arguments["job"] = None
+        try:
+            self.signature.bind(**arguments)
+        except TypeError as error:
+            raise TypeError(f"{name} does not fit {where(self.function)}{self.signature}: {error}") from None
+
+
+def _keywords(payload: Any, name: str = "payload") -> Mapping[str, Any]:
+    if not isinstance(payload, Mapping):
+        raise TypeError(f"{name} must be a dict, whose items are the arguments of the handler, not {shown(payload)}")
+    return payload
+
+
+@overload
+def handler(
+    queue: str, *, unpack: Literal[True], **options: Unpack[HandlerOptions]
+) -> Callable[[Callable[..., R]], Handler[[JobHandle], R]]: ...
+@overload
+def handler(
+    queue: str, *, unpack: Literal[False] = False, **options: Unpack[HandlerOptions]
+) -> Callable[[Callable[P, R]], Handler[P, R]]: ...
+def handler(queue: str, *, unpack: bool = False, **options: Unpack[HandlerOptions]) -> Callable[..., Any]:
+    """Register the decorated callable, sync or async, for the jobs of `queue`. Returns it as a `Handler`.
+
+    `unpack`: call it with the items of the payload as keyword arguments, and with `job=` if it has that argument.
+    Raises `InvalidName`, `InvalidOption`, and `ImproperlyConfigured` if the queue has a handler already.
+    """
+    return _registrar(validate_name("queue", queue), unpack, options)
+
+
+@overload
+def delivery(
+    outbox: str, *, unpack: Literal[True], **options: Unpack[HandlerOptions]
+) -> Callable[[Callable[..., R]], Handler[[JobHandle], R]]: ...
+@overload
+def delivery(
+    outbox: str, *, unpack: Literal[False] = False, **options: Unpack[HandlerOptions]
+) -> Callable[[Callable[P, R]], Handler[P, R]]: ...
+def delivery(outbox: str, *, unpack: bool = False, **options: Unpack[HandlerOptions]) -> Callable[..., Any]:
     """Register the decorated callable for the jobs of the outbox `outbox`. As `handler`."""
-    return _registrar(outbox_queue(outbox), time_limit, atomic)
+    return _registrar(outbox_queue(outbox), unpack, options)
 
 
-def _registrar(queue: str, time_limit: Duration, atomic: bool) -> Callable[[T], T]:
-    limit = seconds("time_limit", time_limit, zero=False)
-    if not isinstance(atomic, bool):
-        raise InvalidOption(f"atomic must be True or False, not {shown(atomic)}")
+def _registrar(queue: str, unpack: bool, options: Mapping[str, Any]) -> Callable[[Callable[..., Any]], Any]:
+    unknown = options.keys() - HandlerOptions.__optional_keys__
+    if unknown:
+        raise TypeError(
+            f"unknown option {', '.join(map(repr, sorted(unknown)))} of the handler of the {describe_queue(queue)}; "
+            f"known are {', '.join(sorted(HandlerOptions.__optional_keys__))}"
+        )
+    limit = seconds("time_limit", options.get("time_limit", DEFAULT_TIME_LIMIT), zero=False)
+    atomic = options.get("atomic", False)
+    for name, value in (("atomic", atomic), ("unpack", unpack)):
+        if not isinstance(value, bool):
+            raise InvalidOption(f"{name} must be True or False, not {shown(value)}")
+    given = {name: value for name, value in check_fire_options(options).items() if value is not None}
+    if given.get("expires_in") is NEVER:
+        given["expires_in"] = None
+    module = sys._getframe(2).f_globals.get("__name__", "")
 
-    def register(target: T) -> T:
+    def decorate(target: Callable[..., Any]) -> Handler[..., Any]:
         if not callable(target):
             raise InvalidOption(f"the handler of {describe_queue(queue)} must be callable, not {shown(target)}")
-        if atomic and _makes_coroutine(target):
+        if atomic and makes_coroutine(target):
             raise ImproperlyConfigured(
                 f"{where(target)} is a coroutine, and cannot handle {describe_queue(queue)} with atomic=True: "
                 "a transaction belongs to one thread. Make it a sync function, or await one that opens a transaction"
             )
-        misfit = _misfit(target)
+        misfit = None if unpack else _misfit(target)
         if misfit is not None:
             raise InvalidOption(
-                f"the handler of {describe_queue(queue)} must take one argument, the job: {where(target)}{misfit}"
+                f"the handler of {describe_queue(queue)} must take one argument, the job: {where(target)}{misfit}. "
+                "To be called with the items of the payload, add unpack=True"
             )
-        taken = _registered.get(queue)
-        if taken is not None:
-            raise ImproperlyConfigured(
-                f"{describe_queue(queue)} has two handlers: {where(taken.target)} and {where(target)}"
-            )
-        module = sys._getframe(1).f_globals.get("__name__", "")
-        _registered[queue] = Registration(queue, target, limit, atomic, module)
-        return target
+        wrapped: Handler[..., Any] = Handler(target, queue, unpack=unpack)
+        register(Registration(queue, wrapped if unpack else target, limit, atomic, module, given))
+        return wrapped
 
-    return register
+    return decorate
 
 
 def _misfit(target: Callable[..., Any]) -> Signature | None:
-    """Its signature, if that takes no call with one argument. `None` too where it does not say what it takes."""
+    """Its signature, if that takes no call with one argument. None also if the callable has no readable signature."""
     try:
         # Its own: what it wraps may be called with other arguments than it is.
         takes = signature(target, follow_wrapped=False)
@@ -129,75 +234,3 @@ def _misfit(target: Callable[..., Any]) -> Signature | None:
     except TypeError:
         return takes
     return None
-
-
-def _makes_coroutine(target: Callable[..., Any]) -> bool:
-    while isinstance(target, partial):
-        target = target.func
-    return iscoroutinefunction(target) or iscoroutinefunction(getattr(target, "__call__", None))  # noqa: B004
-
-
-def where(target: Callable[..., Any]) -> str:
-    """The dotted path of a handler."""
-    named = target if hasattr(target, "__qualname__") else type(target)
-    return f"{named.__module__}.{named.__qualname__}"
-
-
-def autodiscover() -> None:
-    """Import the `alkstore` module of every installed app, once in a process.
-
-    A module that cannot be imported raises nothing here. It is logged with its traceback, none of its handlers is
-    registered, the system check reports it, and a worker does not start without `--tolerant`.
-    """
-    global _discovered  # noqa: PLW0603  a process discovers once
-    with _discovering:
-        if _discovered:
-            return
-        # Set first: a module that asks for the registrations while it is imported gets what there is.
-        _discovered = True
-        for app in apps.get_app_configs():
-            if app.module is not None and module_has_submodule(app.module, MODULE):
-                _import(f"{app.name}.{MODULE}")
-
-
-def _import(module: str) -> None:
-    try:
-        import_module(module)
-    except (Exception, SystemExit) as error:  # noqa: BLE001  somebody else's module may raise anything
-        # What it registered before it failed is half a module: a worker must not run it.
-        for queue in [queue for queue, registration in _registered.items() if registration.module == module]:
-            del _registered[queue]
-        broken = BrokenModule(module, f"{type(error).__name__}: {error}", traceback.format_exc())
-        _broken.append(broken)
-        signals.emit(
-            signals.module_broken, module=module, error=broken.error, traceback=broken.traceback, exception=error
-        )
-
-
-def registrations() -> list[Registration]:
-    """Everything that is registered, after discovery, by queue."""
-    autodiscover()
-    return sorted(_registered.values(), key=lambda registration: registration.queue)
-
-
-def broken_modules() -> list[BrokenModule]:
-    """The modules that discovery could not import."""
-    autodiscover()
-    return list(_broken)
-
-
-@contextmanager
-def isolated() -> Iterator[None]:
-    """Inside the block nothing is registered but what the block registers, and nothing is discovered. For tests."""
-    global _discovered  # noqa: PLW0603  put back below
-    before = dict(_registered), list(_broken), _discovered
-    _registered.clear()
-    _broken.clear()
-    _discovered = True
-    try:
-        yield
-    finally:
-        _registered.clear()
-        _registered.update(before[0])
-        _broken[:] = before[1]
-        _discovered = before[2]

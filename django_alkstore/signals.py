@@ -60,6 +60,8 @@ database_trouble = Signal()  # doing, error, pause; reason: the files that canno
 database_recovered = Signal()  # doing
 database_replaced = Signal()  # error
 file_events_missing = Signal()  # reason, interval: the database is polled instead, every `interval` seconds
+task_unknown = Signal()  # job, task, reason, delay: the job was given back, and is due again after the delay
+queue_unknown = Signal()  # queue, nearest (None if no name is similar): an enqueue to a queue without a handler
 module_broken = Signal()  # module, error, traceback, exception
 
 # Of what a program does by calling a service. They have no log line: `tell` sends them.
@@ -367,6 +369,21 @@ _log(
     lambda: "no handler is registered in an alkstore.py of the installed apps: schedules are fired, and no job is run",
 )
 _log(jobs_unhandled, logging.WARNING, unhandled)
+
+
+def unknown_task(job: Any, task: str, reason: str, delay: float, **_: object) -> str:
+    return f"{job!r}: no task to run, again in {delay:g} s: {reason}"
+
+
+_log(task_unknown, logging.WARNING, unknown_task)
+
+
+def unknown_queue(queue: str, nearest: str | None, **_: object) -> str:
+    meant = f" Did you mean {nearest}?" if nearest else ""
+    return f"a job was enqueued into {describe_queue(queue)}, for which no handler is registered.{meant}"
+
+
+_log(queue_unknown, logging.WARNING, unknown_queue)
 _log(
     worker_started,
     logging.INFO,

@@ -62,6 +62,8 @@ class NewJob(NamedTuple):
     schedule: str | None
     fire_at: int | None
     created_at: int
+    task: str = ""
+    """The dotted path of a task; empty for a handler's job."""
 
 
 class ClaimedJob(NamedTuple):
@@ -85,6 +87,10 @@ class ClaimedJob(NamedTuple):
     backoff_base: float
     errors: bytes
     lock_errors: int
+    task: bytes
+    worker_ids: bytes
+    started_at: int
+    last_attempted_at: int
 
 
 class LapsedJob(NamedTuple):
@@ -202,6 +208,10 @@ class Operations(ABC):
         """Complete the jobs of these claims (or delete them); return the ids that took effect. *One statement.*"""
 
     @abstractmethod
+    def complete(self, claim: Claim, now: int, result: str) -> bool:
+        """Complete the job of a task and store what it returned, as JSON. *One statement.*"""
+
+    @abstractmethod
     def retry(self, claim: Claim, run_at: int, errors: str, last_error: str) -> bool:
         """Make the job pending again at `run_at`, with its history and no lock errors. *One statement.*"""
 
@@ -284,6 +294,10 @@ class Operations(ABC):
     @abstractmethod
     def live_queues(self) -> list[str]:
         """The queues that hold a live job, at a cost that follows their number and not the jobs'."""
+
+    @abstractmethod
+    def live_tasks(self) -> list[tuple[str, str]]:
+        """Each queue that holds live jobs of tasks, with each of their tasks, at a cost that follows their number."""
 
     @abstractmethod
     def next_claims(self, queues: Sequence[str]) -> dict[str, int | None]:

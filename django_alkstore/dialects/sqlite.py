@@ -116,13 +116,14 @@ WHERE id IN (
   )
   ORDER BY run_at, id LIMIT %(limit)s
 )
-RETURNING {_columns(ClaimedJob._fields, "payload", "errors", "last_error", "schedule")}
+RETURNING {_columns(ClaimedJob._fields, "payload", "errors", "last_error", "schedule", "task", "worker_ids")}
 """
 
 HELD = "id = %s AND fence = %s AND state = 'processing' AND lease_expires_at > %s"
 LET_GO = "worker_id = NULL, lease_expires_at = NULL"
 
 ACK = f"UPDATE {JOB} SET state = 'completed', {LET_GO}, finished_at = %s WHERE {HELD}"
+COMPLETE = f"UPDATE {JOB} SET state = 'completed', {LET_GO}, finished_at = %s, result = %s WHERE {HELD}"
 RETRY = f"""
 UPDATE {JOB} SET state = 'pending', {LET_GO}, run_at = %s, errors = %s, last_error = %s, lock_errors = 0 WHERE {HELD}
 """
@@ -208,6 +209,24 @@ SELECT CAST(queue AS BLOB) FROM (
 )"""
     for state in ("pending", "processing")
 )
+
+# One step for each pair of a queue and a task. The states are in the order in which the index names them.
+LIVE_TASKS = f"""
+WITH RECURSIVE step(queue, task) AS (
+  SELECT * FROM (
+    SELECT queue, task FROM {JOB} INDEXED BY alkstore_job_task
+    WHERE state IN ('pending', 'processing') AND NOT task = '' ORDER BY queue, task LIMIT 1
+  )
+  UNION ALL
+  SELECT next.queue, next.task FROM step, {JOB} AS next INDEXED BY alkstore_job_task
+  WHERE next.rowid = (
+    SELECT rowid FROM {JOB} INDEXED BY alkstore_job_task
+    WHERE state IN ('pending', 'processing') AND NOT task = '' AND (queue, task) > (step.queue, step.task)
+    ORDER BY queue, task LIMIT 1
+  )
+)
+SELECT CAST(queue AS BLOB), CAST(task AS BLOB) FROM step
+"""
 
 NEXT_CLAIM_AT = f"""
   SELECT min(moment) FROM (
@@ -530,6 +549,9 @@ class SQLiteOperations(Operations):
             acked.update(row[0] for row in self.cursor.fetchall())
         return acked
 
+    def complete(self, claim: Claim, now: int, result: str) -> bool:
+        return self._took_effect(COMPLETE, (now, result, *claim))
+
     def retry(self, claim: Claim, run_at: int, errors: str, last_error: str) -> bool:
         return self._took_effect(RETRY, (run_at, errors, last_error, *claim))
 
@@ -597,6 +619,10 @@ class SQLiteOperations(Operations):
     def live_queues(self) -> list[str]:
         self.cursor.execute(LIVE_QUEUES)
         return [row[0].decode(errors="replace") for row in self.cursor.fetchall()]
+
+    def live_tasks(self) -> list[tuple[str, str]]:
+        self.cursor.execute(LIVE_TASKS)
+        return [(queue.decode(errors="replace"), task.decode(errors="replace")) for queue, task in self.cursor.fetchall()]
 
     def next_claims(self, queues: Sequence[str]) -> dict[str, int | None]:
         found: dict[str, int | None] = {}

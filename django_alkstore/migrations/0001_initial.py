@@ -98,6 +98,18 @@ class Migration(migrations.Migration):
                     ),
                 ),
                 (
+                    "task",
+                    models.TextField(
+                        default="", help_text="The dotted path of the task that it runs; empty for a handler's job."
+                    ),
+                ),
+                (
+                    "result",
+                    django_alkstore.fields.JSONTextField(
+                        help_text="What the task returned; empty if that was None.", null=True
+                    ),
+                ),
+                (
                     "worker_ids",
                     django_alkstore.fields.JSONTextField(
                         default=list, help_text="Who made each counted attempt; the last 20 at most."
@@ -132,6 +144,13 @@ class Migration(migrations.Migration):
                         condition=models.Q(("last_error__isnull", False)),
                         fields=["state", "queue"],
                         name="alkstore_job_failed",
+                    ),
+                    models.Index(
+                        condition=models.Q(
+                            ("state__in", ("pending", "processing")), models.Q(("task", ""), _negated=True)
+                        ),
+                        fields=["queue", "task"],
+                        name="alkstore_job_task",
                     ),
                     models.Index(
                         condition=models.Q(("unique_key__isnull", False)),

@@ -31,6 +31,8 @@ class ClaimTimes:
         """In microseconds; None if it is unknown."""
         self._guess: str | None = None
         """The queue of the last claim that brought a job."""
+        self._has_new_commit = True
+        """True if there was a commit of another connection since `take_commit`."""
         self._has_written = False
         self._news_of_others = False
         """True if another process, and not this worker, has committed since the last look."""
@@ -106,12 +108,22 @@ class ClaimTimes:
     def take_news(self) -> None:
         """There was a commit: what is known about empty queues is out of date."""
         self.seen = self._version()
+        self._has_new_commit = True
         self._news_of_others, self._has_written = not self._has_written, False
         now = clock.now_us()
         for queue, moment in self._due.items():
             if moment is not None and moment > now:
                 # If the last news was of a job, the next may be too: the worker claims without a look first.
                 self._due[queue] = now if self._news_of_others and queue == self._guess else None
+
+    def take_commit(self) -> bool:
+        """True if there was a commit of another connection since the last call."""
+        had, self._has_new_commit = self._has_new_commit, False
+        return had
+
+    def add(self, queue: str) -> None:
+        """Look after one queue more."""
+        self._due[queue] = None
 
     def unknown(self) -> list[str]:
         """The queues about which the database must be asked."""

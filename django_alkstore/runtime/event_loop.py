@@ -265,7 +265,7 @@ class _Coroutine:
         try:
             ending = self.task.result()
         except asyncio.CancelledError as error:  # before its first step
-            ending = ending_of(self.run.job, error, self._began_at)
+            ending = ending_of(self.run.registration, self.run.job, error, self._began_at)
         except BaseException as error:  # noqa: BLE001
             # An error of the worker itself. Fail the attempt, so that the job does not stay leased.
             signals.emit(signals.job_mishandled, job=self.run.job, error=error)

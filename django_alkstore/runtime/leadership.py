@@ -1,7 +1,7 @@
 """What the leading thread does between two batches: it writes results, claims jobs and waits for work."""
 
 import threading
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 
 from django.db import DatabaseError
@@ -30,17 +30,24 @@ class Leadership:
         watch: Watch,
         registrations: Mapping[str, Registration],
         stopping: threading.Event,
+        new_queues: Callable[[set[str]], list[Registration]] | None = None,
     ) -> None:
-        """`stopping`: becomes the `stopping` flag of every job that this worker claims."""
+        """`stopping`: becomes the `stopping` flag of every job that this worker claims.
+
+        `new_queues`: takes the known queues, and returns those that have come since. None if there are never any.
+        """
         self._state = state
         self._writer = writer
         self._watch = watch
-        self._registrations = registrations
+        self._registrations = dict(registrations)
         self._stopping = stopping
+        self._new_queues = new_queues
         self._times = ClaimTimes(registrations, watch.version)
         self._async = frozenset(queue for queue, registration in registrations.items() if registration.is_async)
         """The queues whose handlers are coroutines."""
-        self._sync = frozenset(registrations) - self._async
+        self._mixed = frozenset(queue for queue, registration in registrations.items() if registration.resolve)
+        """The queues of tasks. Only a claimed job tells whether it is a coroutine's."""
+        self._sync = frozenset(registrations) - self._async - self._mixed
 
     def round(self, me: Runner) -> bool:
         """Write what has finished, and claim; if there is neither, wait for work. False if `me` does not lead."""
@@ -84,7 +91,7 @@ class Leadership:
             queues = self._queues(plan)
             if not (plan.results or queues):
                 return None
-            claims = partial(self._writer.claim, queues, self._async, plan, planned_at) if queues else None
+            claims = partial(self._writer.claim, queues, self._async, self._mixed, plan, planned_at) if queues else None
             written = self._writer.write(plan.results, plan.renewals, claims)
         except BaseException:
             self._state.put_back(plan.results)
@@ -99,8 +106,12 @@ class Leadership:
     def _queues(self, plan: Plan) -> list[str]:
         """The queues to claim from."""
         self._times.check()
-        self._times.open = (self._sync if plan.free else frozenset()) | (
-            self._async if plan.coroutines else frozenset()
+        if self._new_queues is not None and self._times.take_commit():
+            self._add_queues(self._new_queues(set(self._registrations)))
+        self._times.open = (
+            (self._sync if plan.free else frozenset())
+            | (self._async if plan.coroutines else frozenset())
+            | (self._mixed if plan.free and plan.coroutines else frozenset())
         )
         if not self._times.open:
             return []
@@ -109,6 +120,12 @@ class Leadership:
             self._writer.read(self._times.look)
             queues = self._times.due()
         return queues
+
+    def _add_queues(self, registrations: Sequence[Registration]) -> None:
+        for registration in registrations:
+            self._registrations[registration.queue] = registration
+            self._mixed |= {registration.queue}
+            self._times.add(registration.queue)
 
     def _note_claims(self, queues: list[str], plan: Plan, written: Written) -> None:
         self._times.note_write()
@@ -126,8 +143,10 @@ class Leadership:
         for job in sorted(written.claimed, key=lambda job: job.queue in plan.batches):
             job._stopping = self._stopping
             registration = self._registrations[job.queue]
+            if registration.resolve is not None:
+                registration = registration.resolve(job)
             run = Run(job, registration, claimed_at=now, renew_at=renewal_after(began_at, job))
-            run.in_loop = job.queue in self._async
+            run.in_loop = registration.is_async
             runs.append(run)
         return runs
 

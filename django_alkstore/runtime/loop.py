@@ -15,7 +15,8 @@ from django_alkstore import clock, registry, signals
 from django_alkstore.dialects import dialect_of
 from django_alkstore.dialects.watch import Bell
 from django_alkstore.models import Job
-from django_alkstore.registry import Registration
+from django_alkstore.handled import handled, queue_of_tasks, takes_every_task
+from django_alkstore.registrations import Registration
 from django_alkstore.runtime.scheduler import schedule_until
 from django_alkstore.runtime.stop_signals import StopSignals
 from django_alkstore.runtime.worker import SAME_SIGNAL, Worker
@@ -48,12 +49,17 @@ def refuse_in_memory(alias: str) -> None:
         )
 
 
-def chosen(names: Sequence[str], *, outboxes: bool) -> list[Registration]:
-    """The registered queues (or outboxes) of these names; without names, all. `NotRegistered` lists what there is."""
+def chosen(alias: str, names: Sequence[str], *, outboxes: bool) -> list[Registration]:
+    """The queues (or outboxes) of these names that have a handler or tasks; without names, all.
+
+    `NotRegistered` lists what there is.
+    """
     kinds: dict[bool, dict[str, Registration]] = {True: {}, False: {}}
-    for registration in registry.registrations():
+    for registration in handled(alias):
         kinds[registration.is_outbox][registration.name] = registration
     known, others = kinds[outboxes], kinds[not outboxes]
+    if not outboxes and takes_every_task(alias):
+        return [known[name] if name in known else queue_of_tasks(name) for name in names] or list(known.values())
     kind, decorator = ("outbox", "delivery") if outboxes else ("queue", "handler")
     faults = [
         _other_kind(others[name]) if name in others else f"no handler is registered for the {kind} {name!r}"
@@ -82,8 +88,8 @@ def _broken() -> str:
 
 def _warn_of_unhandled(alias: str) -> None:
     """Say which queues and outboxes hold due jobs that nothing in this project is registered for."""
-    handled = [registration.queue for registration in registry.registrations()]
-    waiting = Job.objects.using(alias).due(clock.now()).exclude(queue__in=handled)
+    queues = [registration.queue for registration in handled(alias)]
+    waiting = Job.objects.using(alias).due(clock.now()).exclude(queue__in=queues)
     with suppress(DatabaseError):  # no reason not to start
         # Not `queue_stats`, which counts what is finished as well.
         due = dict(waiting.values_list("queue").annotate(Count("pk")).order_by("queue"))
@@ -92,11 +98,16 @@ def _warn_of_unhandled(alias: str) -> None:
 
 
 def run_worker(
-    alias: str, registrations: Sequence[Registration], stop_signals: StopSignals, **options: Unpack[WorkerOptions]
+    alias: str,
+    registrations: Sequence[Registration],
+    stop_signals: StopSignals,
+    *,
+    every_task: bool,
+    **options: Unpack[WorkerOptions],
 ) -> int:
-    """Run a worker until a signal stops it; the exit code."""
+    """Run a worker until a signal stops it; the exit code. `every_task`: see `Worker`."""
     _warn_of_unhandled(alias)
-    worker = Worker(alias, registrations, pause=stop_signals.sleep, **options)
+    worker = Worker(alias, registrations, pause=stop_signals.sleep, every_task=every_task, **options)
     stop_signals.pass_to(worker.stop)
     return worker.run()
 
@@ -117,10 +128,11 @@ def run_scheduler(alias: str, stop_signals: StopSignals, *, standby: bool) -> in
 
 def run_everything(alias: str, stop_signals: StopSignals, **options: Unpack[WorkerOptions]) -> int:
     """Run the scheduler and one worker for all that is registered, in one process; the exit code."""
-    if not registry.registrations():
+    registrations = handled(alias)
+    if not registrations and not takes_every_task(alias):
         signals.emit(signals.nothing_registered)
     _warn_of_unhandled(alias)
-    worker = Worker(alias, registry.registrations(), pause=stop_signals.sleep, **options)
+    worker = Worker(alias, registrations, pause=stop_signals.sleep, every_task=True, **options)
     news = _News()
 
     def at_end() -> None:

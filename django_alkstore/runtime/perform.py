@@ -87,10 +87,10 @@ def perform(
         if registration.atomic:
             outcome = _run_in_transaction(registration, job, process, on_writer_lock)
         else:
-            run_to_end(registration.target, job)
+            outcome = _outcome_of_return(run_to_end(registration.target, job))
     except BaseException as error:  # noqa: BLE001  SystemExit and its kind end the attempt, not the worker
         _end_forked_child(process)
-        return ending_of(job, error, started)
+        return ending_of(registration, job, error, started)
     _end_forked_child(process)
     return Ending(None if job.settled else outcome, clock.monotonic() - started)
 
@@ -102,18 +102,26 @@ async def perform_coroutine(registration: Registration, job: JobHandle) -> Endin
     try:
         result = registration.target(job)
         if isawaitable(result):
-            await result
+            result = await result
     except BaseException as error:  # noqa: BLE001  SystemExit and its kind end the attempt, not the worker
         _end_forked_child(process)
-        return ending_of(job, error, started)
+        return ending_of(registration, job, error, started)
     _end_forked_child(process)
-    return Ending(None if job.settled else ACK, clock.monotonic() - started)
+    return Ending(None if job.settled else _outcome_of_return(result), clock.monotonic() - started)
 
 
-def ending_of(job: JobHandle, error: BaseException, started: float) -> Ending:
+def _outcome_of_return(value: object) -> Outcome:
+    """The outcome of a handler that has returned: the one that a task's runner returns, else an ack."""
+    return value if type(value) is Outcome else ACK
+
+
+def ending_of(registration: Registration, job: JobHandle, error: BaseException, started: float) -> Ending:
     """The ending of an attempt that began at `started` and that `error` has ended."""
     by_database = issubclass(type(error), DatabaseError)  # `isinstance` would ask the error itself
-    return Ending(_outcome_of(job, error), clock.monotonic() - started, by_database)
+    outcome = _outcome_of(job, error)
+    if registration.after_failure is not None:
+        outcome = registration.after_failure(job, error, outcome)
+    return Ending(outcome, clock.monotonic() - started, by_database)
 
 
 def _outcome_of(job: JobHandle, error: BaseException) -> Outcome:
@@ -145,21 +153,32 @@ def _run_in_transaction(
     not run, and no attempt is spent.
     """
     running = False
+    announcements: list[Callable[[], object]] = []
     try:
-        with turn(job.using, busy_timeout(job.using)), transaction.atomic(using=job.using):
+        # Receivers of what the handler's commit makes true must not run while this thread has its turn to write.
+        with (
+            signals.passed_to(announcements.append),
+            turn(job.using, busy_timeout(job.using)),
+            transaction.atomic(using=job.using),
+        ):
             if not job.hold(registration.time_limit):
                 return RELEASE  # another worker has the job by now: the handler has not run
             running = True
             on_writer_lock()
             try:
-                run_to_end(registration.target, job)
+                outcome = _outcome_of_return(run_to_end(registration.target, job))
             finally:
                 _end_forked_child(process)
-            job.finish()
+            if outcome.kind is not Kind.ACK:
+                return outcome
+            job.finish(outcome)
     except OperationalError as error:
         if running or not is_contention(job.using, error):
             raise
         return Outcome(Kind.GIVE_BACK, failures.describe(error)[0], delay=BUSY_PAUSE)
+    finally:
+        for announce in announcements:
+            announce()
     return None
 
 

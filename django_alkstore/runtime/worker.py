@@ -8,6 +8,7 @@ database file was replaced, or is gone.
 import os
 import threading
 from collections.abc import Callable, Sequence
+from functools import partial
 from math import inf
 
 from django.db import DatabaseError, connections
@@ -17,7 +18,8 @@ from django_alkstore.dialects.base import DatabaseReplaced
 from django_alkstore.dialects.liveness import Liveness
 from django_alkstore.dialects.transactions import is_contention
 from django_alkstore.dialects.watch import Bell, Watch
-from django_alkstore.registry import Registration, where
+from django_alkstore.handled import new_queues, takes_every_task
+from django_alkstore.registrations import Registration, where
 from django_alkstore.runtime import event_loop
 from django_alkstore.runtime.event_loop import EventLoopThread
 from django_alkstore.runtime.events_thread import EventsThread
@@ -63,9 +65,11 @@ class Worker:
         grace: float = 30.0,
         end_process: Callable[[int], None] = os._exit,
         pause: Callable[[float], None] = clock.sleep,
+        every_task: bool = False,
     ) -> None:
         """`grace`: seconds that running handlers may take after the first signal.
 
+        `every_task`: also run the queues of tasks that come while the worker runs, if the setting `TASKS` says so.
         `pause` sleeps for some seconds before another attempt to open a locked database.
         """
         self.alias = alias
@@ -80,13 +84,14 @@ class Worker:
         self._stopping = threading.Event()
         queues = {registration.queue: registration for registration in registrations}
         self._queues = list(queues)
-        self._runs_coroutines = any(registration.is_async for registration in registrations)
+        new = partial(new_queues, alias) if every_task and takes_every_task(alias) else None
+        self._runs_coroutines = new is not None or any(one.is_async or one.resolve for one in registrations)
         self._state = SharedState(concurrency, self._watch.ring, self._bell.ring, async_concurrency)
         self._connection = connections[alias]
         self._events = EventsThread()
         self._writer = Writer(self._connection, self._liveness.holder, self._liveness.file, self._events.post)
         self._keeper = Keeper(self._state, self._writer, self._liveness, self._queues, self._bell, self._watch.version)
-        leadership = Leadership(self._state, self._writer, self._watch, queues, self._stopping)
+        leadership = Leadership(self._state, self._writer, self._watch, queues, self._stopping, new)
         context = project_context()
         self._event_loop = EventLoopThread(self._state, context, self._events.post)
         # One more than sync handlers at once: while all of these run, a thread must claim for the event loop.

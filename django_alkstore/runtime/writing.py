@@ -181,12 +181,15 @@ class Writer:
         """May run again after contention: it has no effect outside the database."""
         now = clock.now_us()
         written = Written()
-        acks = [result.run for result in results if result.outcome.kind is Kind.ACK]
+        acks = [one.run for one in results if one.outcome.kind is Kind.ACK and one.outcome.result is None]
         acked = outcomes.ack_all(db, [run.job.claim(_held_at(run, now)) for run in acks], now) if acks else set()
         for result in results:
             job, outcome = result.run.job, result.outcome
-            if outcome.kind is Kind.ACK:
+            if outcome.kind is Kind.ACK and outcome.result is None:
                 took_effect = job.id in acked
+                written.completed += took_effect
+            elif outcome.kind is Kind.ACK:
+                took_effect = outcomes.apply(db, job, outcome, now, _held_at(result.run, now))
                 written.completed += took_effect
             else:
                 took_effect = outcomes.apply(db, job, outcome, now, _held_at(result.run, now))
@@ -205,6 +208,7 @@ class Writer:
         self,
         queues: list[str],
         of_coroutines: Container[str],
+        mixed: Container[str],
         plan: Plan,
         planned_at: int,
         db: Operations,
@@ -212,11 +216,12 @@ class Writer:
     ) -> None:
         """Claim what free threads and the event loop can start, and batches for quick handlers.
 
-        A queue that has nothing to claim is swept. `of_coroutines`: the queues whose handlers are coroutines.
+        A queue that has nothing to claim is swept. `of_coroutines`: the queues whose handlers are coroutines; `mixed`: those
+        whose jobs may be of either kind.
         `planned_at`: a job that has lapsed since then is not swept. It may be this worker's own, if the process was
         suspended, and is renewed first.
         """
-        room = _Room(plan, of_coroutines, self._one_by_one)
+        room = _Room(plan, of_coroutines, mixed, self._one_by_one)
         for queue in queues:
             limit = room.limit(queue)
             if limit <= 0:
@@ -250,9 +255,12 @@ class Writer:
 class _Room:
     """How many jobs may still be claimed in one transaction."""
 
-    def __init__(self, plan: Plan, of_coroutines: Container[str], one_by_one: Container[str]) -> None:
+    def __init__(
+        self, plan: Plan, of_coroutines: Container[str], mixed: Container[str], one_by_one: Container[str]
+    ) -> None:
         self._batches = plan.batches
         self._of_coroutines = of_coroutines
+        self._mixed = mixed
         self._one_by_one = one_by_one
         self._free, self._room, self._coroutines = plan.free, LARGEST_BATCH, plan.coroutines
 
@@ -263,6 +271,8 @@ class _Room:
         if self._free <= 0:
             return 0
         batch = self._batches.get(queue, self._free)
+        if queue in self._mixed:
+            batch = min(batch, self._coroutines)
         return min(self._room, 1 if queue in self._batches and queue in self._one_by_one else batch)
 
     def take(self, queue: str, count: int) -> None:
@@ -270,6 +280,8 @@ class _Room:
         if queue in self._of_coroutines:
             self._coroutines -= count
         else:
+            if queue in self._mixed:
+                self._coroutines -= count
             # The leader runs a batch by itself.
             self._free -= 1 if queue in self._batches else count
             self._room -= count

@@ -24,42 +24,48 @@ from django_alkstore.dialects.transactions import (
 from django_alkstore.durations import Duration, moment_after, seconds
 from django_alkstore.exceptions import LeaseLost
 from django_alkstore.names import idempotency_key
-from django_alkstore.payloads import decode_payload
+from django_alkstore.payloads import decode_payload, read_payload
 from django_alkstore.services import outcomes
 from django_alkstore.services.events import tell_settled
 from django_alkstore.services.outcomes import Outcome
+from django_alkstore.services.twins import twin
+
+def _list_of(text: bytes) -> list[Any]:
+    """A stored list; empty if another program has damaged it."""
+    found = read_payload(text)
+    return found if isinstance(found, list) else []
+
 
 _making_events = guard()
 
 
-def await_here(result: Awaitable[object]) -> None:
+def await_here(result: Awaitable[object]) -> object:
     """Await it in an event loop made for it; its calls of the ORM run in this thread, on its connections."""
-    async_to_sync(_awaited)(result)
+    return async_to_sync(_awaited)(result)
 
 
 def run_to_end(
     target: Callable[["JobHandle"], object],
     job: "JobHandle",
-    await_result: Callable[[Awaitable[object]], None] = await_here,
-) -> None:
-    """Call a handler or a delivery, sync or async, and see that what it returned has really run.
+    await_result: Callable[[Awaitable[object]], object] = await_here,
+) -> object:
+    """Call a handler or a delivery, sync or async, and see that what it returned has really run. Returns its value.
 
     `TypeError` for a generator, of which nothing would have run: its job must not count as done.
     """
     result = target(job)
-    if result is None:
-        return
     if isawaitable(result):
-        await_result(result)
-    elif isgenerator(result) or isasyncgen(result):
+        return await_result(result)
+    if isgenerator(result) or isasyncgen(result):
         raise TypeError(f"{target!r} returned a generator, which has not run")
+    return result
 
 
-async def _awaited(result: Awaitable[object]) -> None:
+async def _awaited(result: Awaitable[object]) -> object:
     """Await it; tasks that it started and left behind are cancelled, as at the end of `asyncio.run`."""
     before = asyncio.all_tasks()
     try:
-        await result
+        return await result
     finally:
         left = asyncio.all_tasks() - before
         for task in left:
@@ -84,6 +90,7 @@ class JobHandle:
         "_lease_lost",
         "_row",
         "_stopping",
+        "_task_result",
         "attempt",
         "fence",
         "id",
@@ -124,6 +131,8 @@ class JobHandle:
         """True once one of this handle's own calls has found that the lease is lost."""
         self._claimed_at: float | None = None
         """For a claim by hand: its moment on the monotonic clock. None for a worker's."""
+        self._task_result: Any = None
+        """For a task's job: Django's result object of this attempt, once the attempt has begun."""
         self._lease_lost: threading.Event | None = None
         self._stopping: threading.Event | None = None
 
@@ -201,6 +210,19 @@ class JobHandle:
         return self._row.lock_errors
 
     @property
+    def _task(self) -> str:
+        """The dotted path of a task; empty for a handler's job."""
+        return self._row.task.decode(errors="replace")
+
+    def _errors(self) -> list[Any]:
+        """The entries about failed attempts."""
+        return _list_of(self._row.errors)
+
+    def _worker_ids(self) -> list[Any]:
+        """Who has made each counted attempt, the present one included."""
+        return _list_of(self._row.worker_ids)
+
+    @property
     def lease_lost(self) -> threading.Event:
         """Set once the lease is known to be lost: a long handler can look, and stop."""
         if self._lease_lost is None:
@@ -264,6 +286,12 @@ class JobHandle:
             raise LeaseLost(self.id)
         self._settle_at_commit(outcomes.ACK)
 
+    aack = twin(ack)
+    aretry = twin(retry)
+    afail = twin(fail)
+    arelease = twin(release)
+    aheartbeat = twin(heartbeat)
+
     def hold(self, duration: float) -> bool:
         """In the caller's open transaction: take the writer lock, and lease for `duration` seconds from now.
 
@@ -277,10 +305,10 @@ class JobHandle:
 
         return write_statement(self.using, extend)
 
-    def finish(self) -> None:
+    def finish(self, outcome: Outcome = outcomes.ACK) -> None:
         """In the transaction that `hold` has begun: ack, unless the job has been settled in it."""
-        if write_statement(self.using, lambda db: outcomes.apply(db, self, outcomes.ACK, clock.now_us(), UNTAKEN)):
-            self._settle_at_commit(outcomes.ACK)
+        if write_statement(self.using, lambda db: outcomes.apply(db, self, outcome, clock.now_us(), UNTAKEN)):
+            self._settle_at_commit(outcome)
 
     def _settle_at_commit(self, outcome: Outcome) -> None:
         """Now, or when the open transaction is committed: a rollback to a savepoint may still undo it."""

@@ -19,6 +19,7 @@ from django_alkstore.models import Lock
 from django_alkstore.names import unique_owner, validate_name
 from django_alkstore.services.events import told
 from django_alkstore.services.options import check_text
+from django_alkstore.services.twins import twin
 
 __all__ = ["LockHandle", "force_release", "holder", "lock", "unique_owner"]
 
@@ -136,9 +137,15 @@ class LockHandle:
             if not released and error is None:
                 raise LockLost(self.name)
 
+    aacquire = twin(acquire)
+    arenew = twin(renew)
+    arelease = twin(release)
+    __aenter__ = twin(__enter__)
+    __aexit__ = twin(__exit__)
+
 
 def lock(name: str, ttl: Duration = 60.0, owner: str | None = None, *, using: str | None = None) -> LockHandle:
-    """A handle on the lock `name`, which is not taken yet: use it as a context manager, or `acquire` it.
+    """A handle on the lock `name`, which is not taken yet: use it by `with` or `async with`, or `acquire` it.
 
     `ttl`: seconds that an acquisition lasts unless renewed. `owner`: a name for people to see (default: one
     unique to the handle). Raises `InvalidName`, `InvalidOption`.

@@ -2,16 +2,34 @@
 
 from collections.abc import Mapping
 from datetime import datetime
-from typing import Any, TypedDict
+from difflib import get_close_matches
+from enum import Enum
+from typing import Any, Final, Literal, Protocol, TypedDict
 
-from django_alkstore import conf
-from django_alkstore.conf import JobDefaults
+from django.conf import settings as django_settings
+
+from django_alkstore import conf, registrations, signals
+from django_alkstore.conf import OUTBOX_DEFAULTS, PLAIN_DEFAULTS, JobDefaults, Settings
 from django_alkstore.dialects.base import NewJob
 from django_alkstore.durations import Duration, aware_moment, moment_after, seconds
-from django_alkstore.exceptions import InvalidOption, shown
+from django_alkstore.exceptions import InvalidOption, UnknownQueue
+from django_alkstore.names import describe_queue, outbox_of
 
 MAX_TEXT = 255
 """Characters of a unique key, a worker's name or a lock owner's."""
+
+
+class Never(Enum):
+    """The type of `NEVER`."""
+
+    NEVER = "never"
+
+    def __repr__(self) -> str:
+        return "NEVER"
+
+
+NEVER: Final = Never.NEVER
+"""As `expires_in`: the job does not expire, whatever the default of its queue is."""
 
 
 class FireOptions(TypedDict, total=False):
@@ -25,8 +43,8 @@ class FireOptions(TypedDict, total=False):
     """Seconds for which a claim is leased. Above 0."""
     backoff_base: Duration | None
     """Seconds before the second attempt; doubles with each one. 0 or more."""
-    expires_in: Duration | None
-    """Seconds from `run_at` after which the job is not delivered any more. Above 0. Default: never."""
+    expires_in: Duration | Literal[Never.NEVER] | None
+    """Seconds from `run_at` after which the job is not delivered any more, above 0; or `NEVER`."""
 
 
 class UnkeyedOptions(FireOptions, total=False):
@@ -49,6 +67,52 @@ _KNOWN = JobOptions.__required_keys__ | JobOptions.__optional_keys__
 _KNOWN_TO_SCHEDULES = FireOptions.__required_keys__ | FireOptions.__optional_keys__
 
 
+_REMEMBERED_QUEUES = 1_000
+_remembered: tuple[Settings, int, dict[str, JobDefaults]] | None = None
+"""The defaults by queue, with the settings and the version of the registrations that they come from."""
+
+
+def defaults_for(queue: str, settings: Settings) -> JobDefaults:
+    """The default options of the jobs of a queue, or of an outbox's queue.
+
+    Each comes from `ALKSTORE["QUEUES"]`, else from the decorator of the handler, else from the library.
+    """
+    global _remembered  # noqa: PLW0603  to work them out anew would cost each enqueue more than its statement
+    if _remembered is None or _remembered[0] is not settings or _remembered[1] != registrations.version:
+        _remembered = (settings, registrations.version, {})
+    known = _remembered[2]
+    defaults = known.get(queue)
+    if defaults is None:
+        registration = registrations.registration_for(queue)
+        defaults = OUTBOX_DEFAULTS if outbox_of(queue) else PLAIN_DEFAULTS
+        if registration is not None:
+            defaults = defaults._replace(**registration.options)
+        defaults = defaults._replace(**settings.queues.get(queue, {}))
+        if registrations.is_discovered() and len(known) < _REMEMBERED_QUEUES:
+            known[queue] = defaults
+    return defaults
+
+
+_warned: set[str] = set()
+"""Queues without a handler that were logged."""
+
+
+def expect_handler(queue: str, settings: Settings) -> None:
+    """Raise `UnknownQueue` if the setting `REQUIRE_HANDLER` asks for a handler and the queue has none.
+
+    Without the setting, and with `DEBUG`, log the queue once in a process if other queues have handlers.
+    """
+    if not (settings.require_handler or django_settings.DEBUG) or registrations.registration_for(queue) is not None:
+        return
+    names = {describe_queue(registration.queue): registration.queue for registration in registrations.registrations()}
+    nearest = next(iter(get_close_matches(describe_queue(queue), names, n=1)), None)
+    if settings.require_handler:
+        raise UnknownQueue(describe_queue(queue), nearest, [broken.module for broken in registrations.broken_modules()])
+    if names and queue not in _warned:
+        _warned.add(queue)
+        signals.emit(signals.queue_unknown, queue=queue, nearest=nearest)
+
+
 def stamp(queue: str, payload: str, options: Mapping[str, Any], defaults: JobDefaults, now: int) -> NewJob:
     """A job as it will be stored, from its options and the defaults. `InvalidOption` names an option out of range."""
     if not options:
@@ -56,7 +120,7 @@ def stamp(queue: str, payload: str, options: Mapping[str, Any], defaults: JobDef
         return NewJob(
             queue,
             payload,
-            0,
+            defaults.priority,
             now,
             defaults.max_attempts,
             defaults.visibility_timeout,
@@ -75,7 +139,7 @@ def stamp(queue: str, payload: str, options: Mapping[str, Any], defaults: JobDef
     return NewJob(
         queue=queue,
         payload=payload,
-        priority=checked["priority"],
+        priority=_or(checked["priority"], defaults.priority),
         run_at=run_at,
         max_attempts=_or(checked["max_attempts"], defaults.max_attempts),
         visibility_timeout=_or(checked["visibility_timeout"], defaults.visibility_timeout),
@@ -91,19 +155,61 @@ def stamp(queue: str, payload: str, options: Mapping[str, Any], defaults: JobDef
 def check_fire_options(options: Mapping[str, Any]) -> dict[str, Any]:
     """The options that jobs and schedules share, checked; `None` for each that was left out."""
     timeout, base, expires_in = (options.get(k) for k in ("visibility_timeout", "backoff_base", "expires_in"))
-    attempts = options.get("max_attempts")
+    attempts, priority = options.get("max_attempts"), options.get("priority")
     return {
-        "priority": _priority(options.get("priority")),
+        "priority": None if priority is None else conf.priority("priority", priority),
         "max_attempts": None if attempts is None else conf.positive_int("max_attempts", attempts),
         "visibility_timeout": None if timeout is None else seconds("visibility_timeout", timeout, zero=False),
         "backoff_base": None if base is None else seconds("backoff_base", base, zero=True),
-        "expires_in": None if expires_in is None else seconds("expires_in", expires_in, zero=False),
+        "expires_in": expires_in if expires_in in (None, NEVER) else seconds("expires_in", expires_in, zero=False),
+    }
+
+
+class _WithFireOptions(Protocol):
+    """A schedule's row."""
+
+    @property
+    def priority(self) -> int: ...
+    @property
+    def max_attempts(self) -> int | None: ...
+    @property
+    def visibility_timeout(self) -> float | None: ...
+    @property
+    def backoff_base(self) -> float | None: ...
+    @property
+    def expires_in(self) -> float | None: ...
+
+
+STORED_NEVER = -1.0
+"""`NEVER` as `expires_in` of a schedule's row."""
+
+
+def fire_options_to_store(checked: Mapping[str, Any]) -> dict[str, Any]:
+    """The columns of a schedule's row."""
+    expires_in = checked["expires_in"]
+    return {
+        **checked,
+        "priority": checked["priority"] or 0,
+        "expires_in": STORED_NEVER if expires_in is NEVER else expires_in,
+    }
+
+
+def options_of_schedule(row: _WithFireOptions) -> dict[str, Any]:
+    """The options that a schedule's row gives to its jobs. A priority of 0 is the default of the queue."""
+    return {
+        "priority": row.priority or None,
+        "max_attempts": row.max_attempts,
+        "visibility_timeout": row.visibility_timeout,
+        "backoff_base": row.backoff_base,
+        "expires_in": NEVER if row.expires_in == STORED_NEVER else row.expires_in,
     }
 
 
 def expires_after(options: Mapping[str, Any], defaults: JobDefaults) -> float | None:
     """Seconds from `run_at` until the job expires; `None` if it never does."""
     given = options.get("expires_in")
+    if given is NEVER:
+        return None
     return defaults.expires_in if given is None else seconds("expires_in", given, zero=False)
 
 
@@ -143,14 +249,6 @@ def _run_at(delay: object, run_at: object, now: int) -> int:
     if delay is not None:
         return moment_after("delay", now, seconds("delay", delay, zero=True))
     return now
-
-
-def _priority(value: object) -> int:
-    if value is None:
-        return 0
-    if not isinstance(value, int) or isinstance(value, bool) or not -(2**31) <= value <= conf.MAX_INT32:
-        raise InvalidOption(f"priority must be a 32-bit whole number, not {shown(value)}")
-    return value
 
 
 def _or(value: Any, default: Any) -> Any:

@@ -16,7 +16,7 @@ from django_alkstore.models import Job
 from django_alkstore.names import outbox_queue
 from django_alkstore.services.claims import claim_from
 from django_alkstore.services.handles import JobHandle, run_to_end
-from django_alkstore.services.options import JobOptions
+from django_alkstore.services.options import JobOptions, expect_handler
 from django_alkstore.services.outcomes import outcome_of
 from django_alkstore.services.queues import add
 
@@ -41,7 +41,9 @@ class Outbox:
 
     def enqueue(self, payload: Any, **options: Unpack[JobOptions]) -> Job:
         """Add a job: in the caller's transaction if one is open, else committed at once. Raises as `enqueue`."""
-        return add(resolve_alias(self._using), self.queue, payload, options, conf.settings())
+        settings = conf.settings()
+        expect_handler(self.queue, settings)
+        return add(resolve_alias(self._using), self.queue, payload, options, settings)
 
     def enqueue_tx(self, payload: Any, **options: Unpack[JobOptions]) -> Job:
         """Add a job in the caller's transaction: it exists exactly when the caller's rows do.
@@ -50,7 +52,9 @@ class Outbox:
         """
         alias = resolve_alias(self._using)
         require_open(alias, "outbox_enqueue_tx")
-        return add(alias, self.queue, payload, options, conf.settings())
+        settings = conf.settings()
+        expect_handler(self.queue, settings)
+        return add(alias, self.queue, payload, options, settings)
 
     def run_once(self, worker_id: str, delivery: Delivery | Callable[[JobHandle], object]) -> bool:
         """Claim one job and deliver it; `False` if none was due.

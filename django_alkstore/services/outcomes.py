@@ -51,6 +51,8 @@ class Outcome(NamedTuple):
     """For GIVE_BACK: the job's lock errors in a row from now on; `None` leaves them as they were."""
     asked_for: bool = False
     """True if the handler asked for it by `Retry` or `Discard`. Then its traceback is no news."""
+    result: str | None = None
+    """For ACK: what a task returned, as JSON."""
     raised: Raised | None = None
     """What the handler raised, if the outcome is a failed attempt."""
 
@@ -100,6 +102,11 @@ def _delay(delay: object) -> float:
 
 def fail(error: object) -> Outcome:
     return Outcome(Kind.FAIL, *failures.describe(error))
+
+
+def give_back_after(delay: Duration) -> Outcome:
+    """Pending again after a delay, the attempt not counted. `InvalidOption` for a delay out of range."""
+    return Outcome(Kind.GIVE_BACK, delay=_delay(delay))
 
 
 def outcome_of(error: BaseException) -> Outcome:
@@ -152,6 +159,8 @@ def apply(db: Operations, job: Claimed, outcome: Outcome, now: int, held_at: int
     """
     claim = job.claim(now if held_at is None else held_at)
     if outcome.kind is Kind.ACK:
+        if outcome.result is not None and conf.settings().keep_completed != 0:
+            return db.complete(claim, now, outcome.result)
         return bool(ack_all(db, [claim], now))
     if outcome.kind is Kind.GIVE_BACK:
         run_at = None if outcome.delay is None else _later(now, outcome.delay)

@@ -9,7 +9,7 @@ from django.db.models.base import ModelState
 
 from django_alkstore import clock, conf, signals
 from django_alkstore.clock import SECOND, from_us
-from django_alkstore.conf import Settings
+from django_alkstore.conf import JobDefaults, Settings
 from django_alkstore.dialects import Operations
 from django_alkstore.dialects.base import NewJob
 from django_alkstore.dialects.transactions import (
@@ -27,7 +27,14 @@ from django_alkstore.models import Job, State
 from django_alkstore.names import validate_name
 from django_alkstore.payloads import encode_and_read, encode_payload
 from django_alkstore.services.events import tell, told
-from django_alkstore.services.options import JobOptions, UnkeyedOptions, expires_after, stamp
+from django_alkstore.services.options import (
+    JobOptions,
+    UnkeyedOptions,
+    defaults_for,
+    expect_handler,
+    expires_after,
+    stamp,
+)
 
 
 def enqueue(queue: str, payload: Any, *, using: str | None = None, **options: Unpack[JobOptions]) -> Job:
@@ -38,6 +45,7 @@ def enqueue(queue: str, payload: Any, *, using: str | None = None, **options: Un
     """
     validate_name("queue", queue)
     settings = conf.settings()
+    expect_handler(queue, settings)
     return add(using or resolve_default(settings), queue, payload, options, settings)
 
 
@@ -47,6 +55,7 @@ def enqueue_tx(queue: str, payload: Any, *, using: str | None = None, **options:
     settings = conf.settings()
     alias = using or resolve_default(settings)
     require_open(alias, "enqueue_tx")
+    expect_handler(queue, settings)
     return add(alias, queue, payload, options, settings)
 
 
@@ -65,6 +74,20 @@ def enqueue_many(
     `enqueue`. If `payloads` is empty, nothing is written and the list is empty.
     """
     validate_name("queue", queue)
+    expect_handler(queue, conf.settings())
+    return add_many(queue, payloads, run_ats, using, options)
+
+
+def add_many(
+    queue: str,
+    payloads: Iterable[Any],
+    run_ats: Iterable[datetime] | None,
+    using: str | None,
+    options: Mapping[str, Any],
+    task: str = "",
+    defaults: JobDefaults | None = None,
+) -> list[int]:
+    """As `enqueue_many`, for any queue; the name has been checked. `task` and `defaults`: as for `add`."""
     if options.get("unique_key") is not None:
         raise InvalidOption("enqueue_many takes no unique_key: a key names one job")
     if isinstance(payloads, (str, bytes, Mapping)):
@@ -73,8 +96,8 @@ def enqueue_many(
         )
     settings = conf.settings()
     alias = using or resolve_default(settings)
-    defaults = settings.defaults_for(queue)
-    template = stamp(queue, "", options, defaults, clock.now_us())
+    defaults = defaults or defaults_for(queue, settings)
+    template = stamp(queue, "", options, defaults, clock.now_us())._replace(task=task)
     if run_ats is not None and (options.get("delay") is not None or options.get("run_at") is not None):
         raise InvalidOption("give run_ats, or delay or run_at, not both")
     texts = list(_encode_each(payloads, settings))
@@ -121,8 +144,16 @@ def _encode_each(payloads: Iterable[Any], settings: Settings) -> Iterator[str]:
 def get_or_enqueue(
     queue: str, unique_key: str, payload: Any, *, using: str | None = None, **options: Unpack[UnkeyedOptions]
 ) -> tuple[Job, bool]:
-    """The live job of `queue` with this unique key and `False`, or a new one and `True`."""
+    """The live job of `queue` with this unique key and `False`, or a new one and `True`. Raises as `enqueue`."""
     validate_name("queue", queue)
+    expect_handler(queue, conf.settings())
+    return get_or_add(queue, unique_key, payload, using, options)
+
+
+def get_or_add(
+    queue: str, unique_key: str, payload: Any, using: str | None, options: Mapping[str, Any]
+) -> tuple[Job, bool]:
+    """As `get_or_enqueue`, for any queue; the name has been checked."""
     settings = conf.settings()
     alias = using or resolve_default(settings)
     if unique_key is None:
@@ -149,11 +180,16 @@ def add(
     options: Mapping[str, Any],
     settings: Settings,
     schedule: str | None = None,
+    task: str = "",
+    defaults: JobDefaults | None = None,
 ) -> Job:
-    """Store one job in any queue. Shared by queues, outboxes and schedules, which have checked the names."""
-    job, stored = _new_job(queue, payload, options, settings)
-    if schedule is not None:
-        job = job._replace(schedule=schedule)
+    """Store one job in any queue. Shared by queues, outboxes, schedules and tasks, which have checked the names.
+
+    `defaults`: the options that apply if `options` has none. Default: those of the queue.
+    """
+    job, stored = _new_job(queue, payload, options, settings, defaults)
+    if schedule is not None or task:
+        job = job._replace(schedule=schedule, task=task)
     if job.unique_key is None:
         job_id = write_statement(alias, lambda db: db.insert_job(job))
         assert job_id is not None, "only a unique key or a boundary can be taken"
@@ -182,10 +218,12 @@ def _holder(db: Operations, queue: str, unique_key: str) -> int:
     return job_id
 
 
-def _new_job(queue: str, payload: Any, options: Mapping[str, Any], settings: Settings) -> tuple[NewJob, Any]:
+def _new_job(
+    queue: str, payload: Any, options: Mapping[str, Any], settings: Settings, defaults: JobDefaults | None = None
+) -> tuple[NewJob, Any]:
     """The job as it will be stored, and its payload as it will be read."""
     text, stored = encode_and_read(payload, max_bytes=settings.max_payload_bytes, encoder=settings.json_encoder)
-    return stamp(queue, text, options, settings.defaults_for(queue), clock.now_us()), stored
+    return stamp(queue, text, options, defaults or defaults_for(queue, settings), clock.now_us()), stored
 
 
 _PAYLOAD = NewJob._fields.index("payload")
@@ -229,6 +267,8 @@ def _instance(alias: str, job_id: int, job: NewJob, payload: Any) -> Job:
         "finished_at": None,
         "started_at": None,
         "last_attempted_at": None,
+        "task": job.task,
+        "result": None,
         "worker_ids": [],
         "lock_errors": 0,
     }

@@ -14,8 +14,11 @@ from django_alkstore.names import validate_name
 from django_alkstore.payloads import UnreadablePayload, encode_and_read
 from django_alkstore.services.events import told
 from django_alkstore.services.options import (
+    NEVER,
     FireOptions,
     check_fire_options,
+    fire_options_to_store,
+    options_of_schedule,
     refuse_unknown_schedule_options,
 )
 from django_alkstore.services.queues import add
@@ -45,7 +48,7 @@ def schedule(
     first_boundary(every, clock.now_us())
     refuse_unknown_schedule_options(options)
     chosen = check_fire_options(options)
-    if chosen["expires_in"] is not None:
+    if chosen["expires_in"] not in (None, NEVER):
         moment_after("expires_in", clock.now_us(), chosen["expires_in"])  # raises if no date can hold the expiry
     settings = conf.settings()
     _, read_back = encode_and_read(payload, max_bytes=settings.max_payload_bytes, encoder=settings.json_encoder)
@@ -53,7 +56,7 @@ def schedule(
         "spec": spec,
         "queue": queue,
         "payload": read_back,
-        **chosen,
+        **fire_options_to_store(chosen),
     }
     alias = resolve_alias(using)
 
@@ -145,7 +148,7 @@ def fire_schedule(name: str, *, using: str | None = None) -> Job | None:
         if row is None:
             return None
         validate_name("queue", row.queue)
-        options = {key: getattr(row, key) for key in FireOptions.__optional_keys__}
+        options = options_of_schedule(row)
         payload = _readable(row.payload)
         return add(alias, row.queue, payload, options, conf.settings(), schedule=name)
 

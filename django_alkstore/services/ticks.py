@@ -21,7 +21,7 @@ from django_alkstore.durations import aware_moment
 from django_alkstore.exceptions import AlkstoreError
 from django_alkstore.names import validate_name
 from django_alkstore.payloads import decode_payload
-from django_alkstore.services.options import FireOptions, check_fire_options, stamp
+from django_alkstore.services.options import check_fire_options, defaults_for, options_of_schedule, stamp
 from django_alkstore.services.schedules import NO_MORE_BOUNDARIES
 from django_alkstore.specs import parse_spec
 
@@ -182,8 +182,8 @@ class _Due(NamedTuple):
         every = parse_spec(stored.spec.decode())
         decode_payload(stored.payload)
         payload = stored.payload.decode()
-        options = {key: getattr(stored, key) for key in FireOptions.__optional_keys__}
-        job = stamp(queue, payload, check_fire_options(options), conf.settings().defaults_for(queue), now)
+        options = check_fire_options(options_of_schedule(stored))
+        job = stamp(queue, payload, options, defaults_for(queue, conf.settings()), now)
         first = to_us(from_us(stored.next_fire_at))  # raises if no date can hold it
         fired = min(every.due(first, now), limit)
         return cls(

@@ -32,7 +32,7 @@ RUNS_TEXT = {"eval", "exec", "compile", "__import__", "execfile"}
 """Built-in functions."""
 RUNS_DATA = {"pickle", "_pickle", "cPickle", "marshal", "shelve", "dill", "yaml", "subprocess", "code", "runpy"}
 """Modules that make more of data than data."""
-IMPORTERS = {"registry.py": {"import_module"}, "conf.py": {"import_string"}}
+IMPORTERS = {"registrations.py": {"import_module"}, "conf.py": {"import_string"}}
 """Who imports by name: the installed apps' modules, and a class that the settings name."""
 
 

@@ -39,8 +39,19 @@ def names() -> list[tuple[str, bool]]:
 
 
 @pytest.mark.parametrize("register", [handler, delivery])
-def test_the_decorated_callable_comes_back_as_it_was(register: Any) -> None:
-    assert register("q")(noop) is noop
+def test_the_decorated_callable_comes_back_and_can_be_called(register: Any) -> None:
+    calls: list[object] = []
+
+    def takes_a_job(job: object) -> str:
+        """Takes a job."""
+        calls.append(job)
+        return "done"
+
+    decorated = register("q")(takes_a_job)
+    assert decorated("a job") == "done"
+    assert calls == ["a job"]
+    assert decorated.function is takes_a_job
+    assert (decorated.__name__, decorated.__doc__, decorated.__module__) == ("takes_a_job", "Takes a job.", __name__)
 
 
 def test_the_defaults_are_an_hour_and_not_atomic() -> None:
@@ -153,14 +164,14 @@ class Unsigned:
 
 @pytest.mark.parametrize("target", [injecting(takes_two), patch("os.getcwd")(takes_two), Unsigned(), Mock()])
 def test_what_a_decorated_function_takes_is_what_its_decorator_does(target: Any) -> None:
-    assert handler("q")(target) is target
+    assert handler("q")(target).function is target
 
 
 @pytest.mark.parametrize(
     "target", [lambda *args: None, lambda job, more=1: None, partial(takes_two, more=1), print, dict]
 )
 def test_what_can_be_called_with_a_job_or_does_not_say_is_registered(target: Any) -> None:
-    assert handler("q")(target) is target
+    assert handler("q")(target).function is target
     assert names() == [("q", False)]
 
 

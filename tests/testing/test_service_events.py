@@ -1,20 +1,25 @@
 """The signals of services that a program calls itself: after the commit, once, and never for what did not happen."""
 
 import logging
+import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from datetime import UTC, datetime, timedelta
 from typing import Any
 
 import pytest
+from asgiref.sync import async_to_sync
 from django.db import connection, transaction
 from django.dispatch import Signal
 
 from django_alkstore import services, signals
+from django_alkstore.dialects.transactions import turn
 from django_alkstore.exceptions import DuplicateJob, LeaseLost, LockHeld, Snooze
 from django_alkstore.models import Job
+from django_alkstore.registry import handler
 from django_alkstore.services import JobHandle, LockHandle
 from django_alkstore.services.events import tell
+from django_alkstore.testing import isolated_registry, run_pending
 from tests.ledger.models import Entry
 
 pytestmark = pytest.mark.django_db(transaction=True)
@@ -258,6 +263,16 @@ def test_in_manual_commit_nothing_is_sent_since_nobody_tells_of_the_commit() -> 
     assert not Job.objects.exists()
 
 
+def test_the_async_twins_tell_the_same() -> None:
+    async def call() -> None:
+        job = await services.aenqueue("q", 1)
+        await services.acancel(job.pk)
+
+    with listening() as sent:
+        async_to_sync(call)()
+    assert [name for name, _ in sent] == ["jobs_enqueued", "job_cancelled"]
+
+
 def test_a_receiver_sees_the_row_and_its_error_harms_nothing() -> None:
     seen: list[str] = []
 
@@ -273,6 +288,30 @@ def test_a_receiver_sees_the_row_and_its_error_harms_nothing() -> None:
     finally:
         signals.jobs_enqueued.disconnect(receive)
     assert seen == ["pending", "pending"]
+
+
+def test_a_receiver_for_an_atomic_handler_s_call_runs_while_others_may_write() -> None:
+    """The worker's threads write in turn. A receiver that blocks must not keep the turn."""
+    turns: list[bool] = []
+
+    def take_turn() -> None:
+        with turn("default", 0) as got:
+            turns.append(got)
+
+    def receive(**_: object) -> None:
+        other = threading.Thread(target=take_turn)
+        other.start()
+        other.join()
+
+    signals.jobs_enqueued.connect(receive)
+    try:
+        with isolated_registry():
+            handler("atomic", atomic=True)(lambda job: services.enqueue("q", 1))
+            services.enqueue("atomic", None)
+            assert len(run_pending("atomic", raise_errors=True)) == 1
+    finally:
+        signals.jobs_enqueued.disconnect(receive)
+    assert turns == [True, True]
 
 
 ENDS: dict[str, tuple[dict[str, Any], Callable[[JobHandle], bool], str]] = {

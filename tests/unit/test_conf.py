@@ -11,6 +11,7 @@ from django.test import override_settings
 
 from django_alkstore import conf
 from django_alkstore.names import outbox_queue
+from django_alkstore.services.options import defaults_for
 
 HUGE = 10**5000
 
@@ -20,8 +21,9 @@ def test_the_defaults_are_the_contracts() -> None:
     assert (settings.max_payload_bytes, settings.max_backoff, settings.backoff_jitter) == (1024 * 1024, 3600.0, 0.1)
     assert (settings.keep_completed, settings.keep_dead) == (86_400.0, None)
     assert settings.liveness is True
-    assert settings.defaults_for("any") == conf.JobDefaults(300.0, 3, 5.0, None)
-    assert conf.JobDefaults(60.0, 5, 5.0, None) == conf.OUTBOX_DEFAULTS
+    assert settings.require_handler is False
+    assert conf.JobDefaults(300.0, 3, 5.0, None, 0) == conf.PLAIN_DEFAULTS
+    assert conf.JobDefaults(60.0, 5, 5.0, None, 0) == conf.OUTBOX_DEFAULTS
 
 
 @pytest.mark.parametrize("raw", [{}, {"DATABASE": None}, {"QUEUES": {}}, {"JSON_ENCODER": None}])
@@ -124,17 +126,17 @@ def test_a_key_of_queues_that_names_an_outbox_is_the_outbox_s_and_no_queue_s() -
     with override_settings(ALKSTORE={"QUEUES": queues}):
         settings = conf.settings()
     # What the key leaves out is the outbox's own default, not the queue's.
-    assert settings.defaults_for(outbox_queue("mail")) == conf.JobDefaults(60.0, 12, 5.0, None)
-    assert settings.defaults_for("mail") == conf.JobDefaults(300.0, 3, 1.0, None)
-    assert settings.defaults_for("outbox:mail") == conf.JobDefaults()
-    assert settings.defaults_for(outbox_queue("other")) == conf.OUTBOX_DEFAULTS
+    assert defaults_for(outbox_queue("mail"), settings) == conf.JobDefaults(60.0, 12, 5.0, None)
+    assert defaults_for("mail", settings) == conf.JobDefaults(300.0, 3, 1.0, None)
+    assert defaults_for("outbox:mail", settings) == conf.JobDefaults()
+    assert defaults_for(outbox_queue("other"), settings) == conf.OUTBOX_DEFAULTS
 
 
 def test_an_outbox_whose_own_name_begins_with_outbox_has_a_key() -> None:
     with override_settings(ALKSTORE={"QUEUES": {"outbox:outbox:x": {"max_attempts": 7}}}):
         settings = conf.settings()
-    assert settings.defaults_for(outbox_queue("outbox:x")).max_attempts == 7
-    assert settings.defaults_for(outbox_queue("x")).max_attempts == 5
+    assert defaults_for(outbox_queue("outbox:x"), settings).max_attempts == 7
+    assert defaults_for(outbox_queue("x"), settings).max_attempts == 5
 
 
 def test_the_fault_of_an_entry_of_queues_names_the_entry_and_what_is_wrong() -> None:

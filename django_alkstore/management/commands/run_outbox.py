@@ -16,5 +16,5 @@ class Command(WorkerCommand):
         parser.add_argument("names", nargs="*", metavar="NAME", help="Outboxes.")
 
     def run(self, alias: str, options: dict[str, Any]) -> int:
-        outboxes = chosen(options["names"], outboxes=True)
-        return run_worker(alias, outboxes, self.stop_signals, **self.worker_options(options))
+        outboxes = chosen(alias, options["names"], outboxes=True)
+        return run_worker(alias, outboxes, self.stop_signals, every_task=False, **self.worker_options(options))

@@ -16,5 +16,7 @@ class Command(WorkerCommand):
         parser.add_argument("names", nargs="*", metavar="NAME", help="Queues.")
 
     def run(self, alias: str, options: dict[str, Any]) -> int:
-        queues = chosen(options["names"], outboxes=False)
-        return run_worker(alias, queues, self.stop_signals, **self.worker_options(options))
+        queues = chosen(alias, options["names"], outboxes=False)
+        return run_worker(
+            alias, queues, self.stop_signals, every_task=not options["names"], **self.worker_options(options)
+        )

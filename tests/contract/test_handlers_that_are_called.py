@@ -1,0 +1,401 @@
+"""Section 10: handlers that are called, their options, and the queues that nobody handles."""
+
+import asyncio
+import logging
+import os
+import subprocess
+import sys
+from datetime import UTC, datetime, timedelta
+from inspect import iscoroutinefunction
+from pathlib import Path
+from typing import Any, cast
+
+import pytest
+from django.db import transaction
+from django.test import override_settings
+
+from django_alkstore import services
+from django_alkstore.exceptions import (
+    DuplicateJob,
+    InvalidOption,
+    InvalidPayload,
+    TransactionRequired,
+    UnknownQueue,
+)
+from django_alkstore.models import Job, Schedule
+from django_alkstore.registry import Handler, delivery, handler
+from django_alkstore.services import NEVER, JobHandle, enqueue, enqueue_many, outbox, schedule, tick
+from django_alkstore.testing import isolated_registry, run_pending
+
+pytestmark = pytest.mark.django_db
+
+
+@pytest.fixture(autouse=True)
+def _alone() -> Any:
+    with isolated_registry():
+        yield
+
+
+calls: list[Any] = []
+
+
+def make(**options: Any) -> Handler[..., Any]:
+    calls.clear()
+
+    @handler("mail", **options)
+    def send(job: JobHandle) -> None:
+        calls.append(job.payload)
+
+    return cast("Handler[..., Any]", send)
+
+
+# Enqueueing by the handler
+
+
+def test_a_handler_enqueues_into_its_own_queue() -> None:
+    send = make()
+    job = send.enqueue({"to": "ada"}, delay=5)
+    assert (job.queue, job.payload, job.state) == ("mail", {"to": "ada"}, "pending")
+    assert job.run_at > job.created_at
+
+
+def test_enqueue_tx_of_a_handler_needs_a_transaction(transactional_db: None) -> None:
+    send = make()
+    with pytest.raises(TransactionRequired):
+        send.enqueue_tx(1)
+    with transaction.atomic():
+        assert send.enqueue_tx(1).pk
+
+
+def test_enqueue_many_of_a_handler() -> None:
+    send = make()
+    later = datetime(2090, 1, 1, tzinfo=UTC)
+    assert len(send.enqueue_many([1, 2, 3], priority=4)) == 3
+    (job_id,) = send.enqueue_many([4], run_ats=[later])
+    assert Job.objects.get(pk=job_id).run_at == later
+    assert set(Job.objects.values_list("priority", flat=True)) == {0, 4}
+
+
+def test_get_or_enqueue_of_a_handler() -> None:
+    send = make()
+    first, created = send.get_or_enqueue("key", 1)
+    again, created_again = send.get_or_enqueue("key", 2)
+    assert (created, created_again, again.pk) == (True, False, first.pk)
+    with pytest.raises(DuplicateJob):
+        send.enqueue(3, unique_key="key")
+
+
+def test_a_delivery_enqueues_into_its_outbox_with_an_outbox_s_defaults() -> None:
+    @delivery("hooks")
+    def post(job: JobHandle) -> None: ...
+
+    job = post.enqueue(1)
+    assert (job.queue, job.max_attempts, job.visibility_timeout) == ("__alkstore_outbox:hooks", 5, 60.0)
+    assert len(post.enqueue_many([1, 2])) == 2
+    assert post.get_or_enqueue("k", 1)[1]
+
+
+def test_a_handler_s_jobs_run(django_capture_on_commit_callbacks: Any) -> None:
+    send = make()
+    send.enqueue("hello")
+    assert len(run_pending()) == 1
+    assert calls == ["hello"]
+
+
+# Options of the decorator
+
+OPTIONS: dict[str, Any] = {
+    "max_attempts": 7,
+    "visibility_timeout": timedelta(seconds=40),
+    "backoff_base": 2,
+    "priority": 9,
+    "expires_in": 60,
+}
+
+
+def read(job: Job) -> tuple[Any, ...]:
+    lifetime = None if job.expires_at is None else (job.expires_at - job.run_at).total_seconds()
+    return job.max_attempts, job.visibility_timeout, job.backoff_base, job.priority, lifetime
+
+
+def test_the_decorator_s_options_apply_by_name_and_by_handler_and_to_many() -> None:
+    send = make(**OPTIONS)
+    jobs = [send.enqueue(1), enqueue("mail", 1), *Job.objects.filter(pk__in=enqueue_many("mail", [1, 2]))]
+    assert [read(job) for job in jobs] == [(7, 40.0, 2.0, 9, 60.0)] * 4
+
+
+def test_the_setting_has_priority_over_the_decorator_and_the_call_over_both() -> None:
+    send = make(**OPTIONS)
+    with override_settings(ALKSTORE={"QUEUES": {"mail": {"max_attempts": 8, "priority": 1}}}):
+        assert read(send.enqueue(1)) == (8, 40.0, 2.0, 1, 60.0)
+        assert read(send.enqueue(1, max_attempts=2, priority=0)) == (2, 40.0, 2.0, 0, 60.0)
+    assert read(send.enqueue(1)) == (7, 40.0, 2.0, 9, 60.0)
+
+
+def test_the_setting_leaves_an_outbox_s_other_options_to_its_delivery() -> None:
+    @delivery("hooks", backoff_base=1)
+    def post(job: JobHandle) -> None: ...
+
+    with override_settings(ALKSTORE={"QUEUES": {"outbox:hooks": {"max_attempts": 12}}}):
+        assert read(outbox("hooks").enqueue(1)) == (12, 60.0, 1.0, 0, None)
+
+
+def test_a_schedule_s_jobs_have_the_options_of_the_handler() -> None:
+    make(**OPTIONS)
+    schedule("often", "@every 1s", "mail")
+    (fired,) = tick(Schedule.objects.get().next_fire_at)
+    assert read(Job.objects.get(pk=fired.job_id))[:4] == (7, 40.0, 2.0, 9)
+
+
+def test_a_handler_that_is_gone_takes_its_options_with_it() -> None:
+    make(**OPTIONS)
+    with isolated_registry():
+        assert read(enqueue("mail", 1)) == (3, 300.0, 5.0, 0, None)
+    assert read(enqueue("mail", 1))[0] == 7
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"max_attempts": 0},
+        {"priority": "high"},
+        {"backoff_base": -1},
+        {"expires_in": 0},
+        {"visibility_timeout": 0},
+        {"unpack": 1},
+    ],
+)
+def test_a_wrong_option_is_refused_where_it_is_written(options: dict[str, Any]) -> None:
+    with pytest.raises(InvalidOption, match=next(iter(options))):
+        handler("mail", **options)
+
+
+def test_an_unknown_option_is_a_type_error() -> None:
+    with pytest.raises(TypeError, match=r"'retries'.*known are atomic, backoff_base"):
+        handler("mail", retries=3)  # type: ignore[call-overload]
+
+
+# NEVER
+
+
+def test_never_is_no_expiry_whatever_the_defaults_are() -> None:
+    send = make(expires_in=60)
+    assert send.enqueue(1, expires_in=NEVER).expires_at is None
+    with override_settings(ALKSTORE={"QUEUES": {"mail": {"expires_in": 30}}}):
+        assert enqueue("mail", 1, expires_in=NEVER).expires_at is None
+        (job_id,) = enqueue_many("mail", [1], expires_in=NEVER)
+        assert Job.objects.get(pk=job_id).expires_at is None
+        schedule("often", "@every 1s", "mail", expires_in=NEVER)
+        (fired,) = tick(Schedule.objects.get().next_fire_at)
+        assert Job.objects.get(pk=fired.job_id).expires_at is None
+    assert repr(NEVER) == "NEVER"
+
+
+def test_a_decorator_may_say_never() -> None:
+    assert make(expires_in=NEVER).enqueue(1).expires_at is None
+
+
+# unpack
+
+
+def test_an_unpacked_handler_is_called_with_the_items_of_the_payload() -> None:
+    found: list[Any] = []
+
+    @handler("mail", unpack=True)
+    def send(to: str, subject: str = "none") -> None:
+        found.append((to, subject))
+
+    send.enqueue({"to": "ada"})
+    enqueue("mail", {"to": "bob", "subject": "hi"})
+    run_pending()
+    assert found == [("ada", "none"), ("bob", "hi")]
+
+
+def test_an_unpacked_handler_that_asks_for_the_job_is_given_it() -> None:
+    found: list[Any] = []
+
+    @handler("mail", unpack=True)
+    def send(to: str, *, job: JobHandle) -> None:
+        found.append((to, job.attempt))
+
+    send.enqueue({"to": "ada"})
+    run_pending()
+    assert found == [("ada", 1)]
+    with pytest.raises(TypeError, match=r'payload\["job"\] is the argument'):
+        send.enqueue({"to": "ada", "job": 1})
+
+
+def test_an_unpacked_coroutine() -> None:
+    found: list[Any] = []
+
+    @handler("mail", unpack=True)
+    async def send(to: str) -> None:
+        await asyncio.sleep(0)
+        found.append(to)
+
+    assert iscoroutinefunction(send.function)
+    send.enqueue({"to": "ada"})
+    (job,) = run_pending()
+    assert found == ["ada"]
+    assert Job.objects.get(pk=job.id).state == "completed"
+
+
+@pytest.mark.parametrize("payload", [{}, {"to": 1, "more": 2}, {"subject": 1}, [1], None, "text"])
+def test_a_payload_that_does_not_fit_is_a_type_error_and_nothing_is_stored(payload: Any) -> None:
+    @handler("mail", unpack=True)
+    def send(to: str) -> None: ...
+
+    for call in (send.enqueue, send.enqueue_tx, lambda payload: send.get_or_enqueue("k", payload)):
+        with pytest.raises(TypeError, match=r"^payload "):
+            call(payload)
+    with pytest.raises(TypeError, match=r"^payloads\[1\] "):
+        send.enqueue_many([{"to": 1}, payload])
+    assert not Job.objects.exists()
+
+
+def test_a_payload_that_is_enqueued_by_name_and_does_not_fit_fails_the_attempt() -> None:
+    @handler("mail", unpack=True)
+    def send(to: str) -> None: ...
+
+    job = enqueue("mail", {"subject": 1})
+    run_pending()
+    assert "unexpected keyword argument" in str(Job.objects.get(pk=job.pk).last_error)
+
+
+def test_an_unpacked_payload_is_still_json() -> None:
+    @handler("mail", unpack=True)
+    def send(to: object) -> None: ...
+
+    with pytest.raises(InvalidPayload):
+        send.enqueue({"to": object()})
+
+
+# Queues that nobody handles
+
+
+def test_a_required_handler() -> None:
+    make()
+    with override_settings(ALKSTORE={"REQUIRE_HANDLER": True}):
+        enqueue("mail", 1)
+        calls: list[Any] = [
+            lambda: enqueue("mial", 1),
+            lambda: enqueue_many("mial", [1]),
+            lambda: services.get_or_enqueue("mial", "k", 1),
+            lambda: services.enqueue_tx("mial", 1),
+        ]
+        for call in calls:
+            with pytest.raises(UnknownQueue, match=r"for the queue mial\. Did you mean queue mail"):
+                call()
+        with pytest.raises(UnknownQueue, match="for the outbox hooks"):
+            outbox("hooks").enqueue(1)
+    assert Job.objects.count() == 1
+
+
+def test_without_the_setting_any_queue_takes_jobs() -> None:
+    make()
+    assert enqueue("mial", 1).pk
+
+
+def test_a_queue_without_a_handler_is_logged_once_with_debug(caplog: pytest.LogCaptureFixture) -> None:
+    make()
+    with override_settings(DEBUG=True), caplog.at_level(logging.WARNING, "django_alkstore"):
+        enqueue("misspelt-mail-once", 1)
+        enqueue("misspelt-mail-once", 1)
+        enqueue("mail", 1)
+    assert [record.getMessage() for record in caplog.records] == [
+        "a job was enqueued into queue misspelt-mail-once, for which no handler is registered."
+    ]
+
+
+def test_a_project_without_handlers_is_told_nothing(caplog: pytest.LogCaptureFixture) -> None:
+    with override_settings(DEBUG=True), caplog.at_level(logging.WARNING, "django_alkstore"):
+        enqueue("claimed-by-hand", 1)
+    assert caplog.records == []
+
+
+# The first enqueue imports the modules
+
+FIRST_ENQUEUE = """
+import django
+django.setup()
+import sys
+assert not any(name.endswith(".alkstore") for name in sys.modules), "imported by setup"
+from django.core.management import call_command
+call_command("migrate", verbosity=0)
+from django_alkstore.services import enqueue
+enqueue("anything", None)
+assert "tests.ledger.alkstore" in sys.modules
+"""
+
+
+def test_the_first_enqueue_of_a_process_imports_the_modules(tmp_path: Path) -> None:
+    environment = {**os.environ, "ALKSTORE_TEST_DATABASE": str(tmp_path / "new.sqlite3")}
+    done = subprocess.run(
+        [sys.executable, "-c", FIRST_ENQUEUE], capture_output=True, text=True, check=False, env=environment
+    )
+    assert done.returncode == 0, done.stderr
+
+
+# Async twins
+
+
+def test_the_twins_do_what_their_functions_do(transactional_db: None) -> None:
+    send = make()
+
+    async def play() -> None:
+        job = await services.aenqueue("mail", 1)
+        assert await services.aget_job(job.pk) == job
+        assert len(await services.aenqueue_many("mail", [1, 2])) == 2
+        keyed, created = await services.aget_or_enqueue("mail", "k", 1)
+        assert created
+        assert await services.acancel(keyed.pk)
+        assert await services.arequeue(keyed.pk)
+        later = datetime(2090, 1, 1, tzinfo=UTC)
+        assert await services.areschedule(keyed.pk, later)
+        assert await services.arun_now(keyed.pk)
+        with pytest.raises(TransactionRequired):
+            await services.aenqueue_tx("mail", 1)
+        with pytest.raises(TransactionRequired):
+            await services.aoutbox_enqueue_tx("hooks", 1)
+        await services.aschedule("often", "@every 1h", "mail")
+        assert await services.apause_schedule("often")
+        assert await services.aresume_schedule("often")
+        assert await services.aunschedule("often")
+        async with services.alock("import") as held:
+            assert held.token
+            assert await held.arenew()
+            assert not await services.alock("import").aacquire()
+        assert await services.alock("import").aacquire()
+        assert (await services.aqueue_stats())[0].pending == 4
+        first, second, third, fourth = await services.aclaim_batch("mail", "me", limit=4)
+        assert await first.aheartbeat()
+        assert await first.aack()
+        assert await second.aretry("no", delay=0)
+        assert await third.afail("no")
+        assert await fourth.arelease()
+        assert await send.aenqueue(1)
+        assert await send.aenqueue_many([1])
+        assert (await send.aget_or_enqueue("other", 1))[1]
+
+    asyncio.run(play())
+
+
+def test_a_twin_is_named_and_documented_after_its_function() -> None:
+    assert services.aenqueue.__name__ == "aenqueue"
+    assert services.aenqueue.__doc__ == enqueue.__doc__
+    assert iscoroutinefunction(services.aenqueue)
+    assert JobHandle.aack.__qualname__ == "JobHandle.aack"
+
+
+def test_an_enqueue_that_is_cancelled_halfway_leaves_a_whole_job_or_none(transactional_db: None) -> None:
+    async def play() -> None:
+        started = [asyncio.ensure_future(services.aenqueue("mail", {"number": number})) for number in range(20)]
+        await asyncio.sleep(0)
+        for task in started[::2]:
+            task.cancel()
+        await asyncio.gather(*started, return_exceptions=True)
+
+    asyncio.run(play())
+    stored = [job.payload["number"] for job in Job.objects.all()]
+    assert set(range(1, 20, 2)) <= set(stored)
+    assert len(stored) == len(set(stored))
