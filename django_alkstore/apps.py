@@ -26,6 +26,7 @@ _CHECKS = (
     (_check("check_database"), ["alkstore"]),
     (_check("check_connection"), ["alkstore", Tags.database]),
     (_check("check_modules"), ["alkstore_modules"]),
+    (_check("check_tasks"), ["alkstore"]),
 )
 
 

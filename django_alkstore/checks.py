@@ -14,6 +14,7 @@ from django.db.backends.sqlite3.base import DatabaseWrapper
 from django_alkstore import conf, registry
 from django_alkstore.dialects.sqlite import ENOUGH_TIMEOUT, MINIMUM_VERSION, is_missing
 from django_alkstore.dialects.transactions import is_contention, resolve_alias
+from django_alkstore.handled import conflicting_queues, wrong_task_options
 from django_alkstore.models import Job
 
 _OPTIONS_HINT = (
@@ -46,6 +47,25 @@ def check_modules(app_configs: Sequence[AppConfig] | None, **kwargs: Any) -> lis
             id="alkstore.E003",
         )
         for broken in registry.broken_modules()
+    ]
+
+
+def check_tasks(app_configs: Sequence[AppConfig] | None, **kwargs: Any) -> list[CheckMessage]:
+    conflicts: list[CheckMessage] = [
+        Error(
+            f"The queue {queue!r} has a handler in an alkstore.py, and TASKS[{alias!r}]['QUEUES'] gives it to tasks.",
+            hint="Rename one of the two: the handler would be called for the jobs of both.",
+            id="alkstore.E005",
+        )
+        for alias, queue in conflicting_queues()
+    ]
+    return conflicts + [
+        Error(
+            f"TASKS[{alias!r}]['OPTIONS']: {problem}.",
+            hint="The README has each option, what it takes and its default, under Tasks.",
+            id="alkstore.E006",
+        )
+        for alias, problem in wrong_task_options()
     ]
 
 

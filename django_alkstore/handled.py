@@ -1,10 +1,12 @@
 """What a worker of this project can run: the jobs of registered handlers, and of tasks."""
 
 from importlib.util import find_spec
+from typing import Any
 
 import django
 from django.conf import settings
 
+from django_alkstore.exceptions import InvalidOption
 from django_alkstore.names import validate_name
 from django_alkstore.registrations import Registration, registrations
 
@@ -43,6 +45,40 @@ def _of_tasks(using: str) -> list[Registration]:
     from django_alkstore.tasks.running import task_registrations  # noqa: PLC0415  it needs Django's API of tasks
 
     return task_registrations(using)
+
+
+def unknown_tasks(using: str) -> dict[str, str]:
+    """The tasks of live jobs that this project cannot run, each with the reason."""
+    if not _may_have_tasks():
+        return {}
+    from django_alkstore.tasks.running import unknown  # noqa: PLC0415  it needs Django's API of tasks
+
+    return unknown(using)
+
+
+def conflicting_queues() -> list[tuple[str, str]]:
+    """The queues of tasks that have a handler: each with the alias of its backend, which is first."""
+    queues = {registration.queue for registration in registrations()}
+    return [(backend.alias, queue) for backend in _backends() for queue in sorted(backend.queues & queues)]
+
+
+def wrong_task_options() -> list[tuple[str, str]]:
+    """The backends of this library whose `OPTIONS` are wrong: the alias, and what is wrong."""
+    found = []
+    for backend in _backends():
+        try:
+            backend.check_options()
+        except InvalidOption as error:
+            found.append((backend.alias, str(error)))
+    return found
+
+
+def _backends() -> list[Any]:
+    if not _may_have_tasks():
+        return []
+    from django_alkstore.tasks.finding import backends  # noqa: PLC0415  it needs Django's API of tasks
+
+    return list({backend.alias: backend for backend in backends()}.values())
 
 
 def _may_have_tasks() -> bool:

@@ -84,7 +84,9 @@ class Job(models.Model):
         null=True,
         help_text="The claim of the latest attempt, given back or not; empty if none counts.",
     )
-    task = models.TextField(default="", help_text="The dotted path of the task that it runs; empty for a handler's job.")
+    task = models.TextField(
+        default="", help_text="The dotted path of the task that it runs; empty for a handler's job."
+    )
     result = JSONTextField(null=True, help_text="What the task returned; empty if that was None.")
     worker_ids = JSONTextField(default=list, help_text="Who made each counted attempt; the last 20 at most.")
     lock_errors = models.SmallIntegerField(

@@ -71,10 +71,10 @@ class Workers:
 
     @cached_property
     def registered(self) -> set[str]:
-        """The queues for which an installed app has a handler."""
-        from django_alkstore.registry import registrations
+        """The queues for which an installed app has a handler, or which are queues of tasks."""
+        from django_alkstore.handled import handled
 
-        return {registration.queue for registration in registrations()}
+        return {registration.queue for registration in handled(self.alias)}
 
     @cached_property
     def served(self) -> set[str]:

@@ -622,7 +622,9 @@ class SQLiteOperations(Operations):
 
     def live_tasks(self) -> list[tuple[str, str]]:
         self.cursor.execute(LIVE_TASKS)
-        return [(queue.decode(errors="replace"), task.decode(errors="replace")) for queue, task in self.cursor.fetchall()]
+        return [
+            (queue.decode(errors="replace"), task.decode(errors="replace")) for queue, task in self.cursor.fetchall()
+        ]
 
     def next_claims(self, queues: Sequence[str]) -> dict[str, int | None]:
         found: dict[str, int | None] = {}

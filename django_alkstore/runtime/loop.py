@@ -14,8 +14,8 @@ from django.db.models import Count
 from django_alkstore import clock, registry, signals
 from django_alkstore.dialects import dialect_of
 from django_alkstore.dialects.watch import Bell
-from django_alkstore.models import Job
 from django_alkstore.handled import handled, queue_of_tasks, takes_every_task
+from django_alkstore.models import Job
 from django_alkstore.registrations import Registration
 from django_alkstore.runtime.scheduler import schedule_until
 from django_alkstore.runtime.stop_signals import StopSignals

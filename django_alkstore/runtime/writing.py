@@ -216,8 +216,8 @@ class Writer:
     ) -> None:
         """Claim what free threads and the event loop can start, and batches for quick handlers.
 
-        A queue that has nothing to claim is swept. `of_coroutines`: the queues whose handlers are coroutines; `mixed`: those
-        whose jobs may be of either kind.
+        A queue that has nothing to claim is swept. `of_coroutines`: the queues whose handlers are coroutines; `mixed`:
+        those whose jobs may be of either kind.
         `planned_at`: a job that has lapsed since then is not swept. It may be this worker's own, if the process was
         suspended, and is renewed first.
         """

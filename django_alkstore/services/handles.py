@@ -30,6 +30,7 @@ from django_alkstore.services.events import tell_settled
 from django_alkstore.services.outcomes import Outcome
 from django_alkstore.services.twins import twin
 
+
 def _list_of(text: bytes) -> list[Any]:
     """A stored list; empty if another program has damaged it."""
     found = read_payload(text)

@@ -5,9 +5,12 @@ from typing import Any, Unpack, overload
 
 from django_alkstore.tasks.apis import primary
 from django_alkstore.tasks.backend import AlkstoreBackend
+from django_alkstore.tasks.finishing import listen
 from django_alkstore.tasks.options import TaskOptions, task_class_of
 
 __all__ = ["AlkstoreBackend", "task"]
+
+listen()
 
 
 @overload

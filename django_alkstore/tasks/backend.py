@@ -5,18 +5,18 @@ from datetime import datetime
 from typing import Any
 
 from asgiref.sync import sync_to_async
-from django.db import transaction
+from django.db import connections, transaction
 from django.utils import timezone
 
 from django_alkstore import conf
 from django_alkstore.dialects.transactions import is_open, resolve_default
-from django_alkstore.exceptions import InvalidName, InvalidOption
+from django_alkstore.exceptions import InvalidName, InvalidOption, shown
 from django_alkstore.models import Job
 from django_alkstore.names import validate_name
 from django_alkstore.services.queues import add, add_many
 from django_alkstore.tasks.apis import api_of_backend, api_of_task, primary
 from django_alkstore.tasks.finding import StoresTasks, UnknownTask, find_task
-from django_alkstore.tasks.options import check_options, defaults_of, options_of, task_class_of
+from django_alkstore.tasks.options import OPTIONS, check_options, defaults_of, options_of, task_class_of
 from django_alkstore.tasks.results import find_result, result_of_job
 
 OPTIONS_OF_BACKEND = ("database", "modules")
@@ -46,6 +46,15 @@ class AlkstoreBackend(StoresTasks, primary().base_backend):  # type: ignore[misc
         """Django's `Task` with the options of this library."""
         return task_class_of(api_of_backend(self))
 
+    def check_options(self) -> None:
+        """Raise `InvalidOption` if an option of the backend is unknown or has a wrong value."""
+        unknown = self.task_options.keys() - set(OPTIONS)
+        if unknown:
+            raise InvalidOption(f"unknown option {', '.join(map(repr, sorted(unknown)))}")
+        if self.database is not None and self.database not in connections:
+            raise InvalidOption(f"database must be an alias in DATABASES, not {shown(self.database)}")
+        check_options(self.task_options)
+
     def validate_task(self, task: Any) -> None:
         api = api_of_task(task) or primary()
         # Under the other API this object is no instance of its base class, and the method asks for none.
@@ -62,8 +71,8 @@ class AlkstoreBackend(StoresTasks, primary().base_backend):  # type: ignore[misc
     def enqueue(self, task: Any, args: Iterable[Any], kwargs: Mapping[str, Any]) -> Any:
         """Store one job, in the caller's transaction if one is open. Returns the result, which is READY.
 
-        Raises `InvalidTask` if a worker would not import the function, and `DuplicateJob` if a live job of the queue has
-        the task's unique key.
+        Raises `InvalidTask` if a worker would not import the function, and `DuplicateJob` if a live job of the queue
+        has the task's unique key.
         """
         path = self._path_of(task)
         settings = conf.settings()
@@ -122,7 +131,7 @@ class AlkstoreBackend(StoresTasks, primary().base_backend):  # type: ignore[misc
             for result in results:
                 api.task_enqueued.send_robust(AlkstoreBackend, task_result=result)
 
-        if is_open(transaction.get_connection(database)):
+        if is_open(connections[database]):
             transaction.on_commit(send, using=database, robust=True)
         else:
             send()

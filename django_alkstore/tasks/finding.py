@@ -18,6 +18,9 @@ class StoresTasks:
     queues: set[str]
     task_options: dict[str, Any]
 
+    def check_options(self) -> None:
+        raise NotImplementedError
+
 
 class UnknownTask(Exception):
     """A stored path leads to no task that this process may run. The message says why."""
@@ -47,7 +50,7 @@ def find_task(path: str) -> Any:
         raise UnknownTask(f"the module {module} belongs to no installed app, and OPTIONS['modules'] does not list it")
     try:
         found = getattr(import_module(module), name)
-    except (Exception, SystemExit) as error:  # noqa: BLE001  a module of the project may raise anything
+    except (Exception, SystemExit) as error:
         raise UnknownTask(f"{path} cannot be imported: {type(error).__name__}: {error}") from error
     if api_of_task(found) is None:
         raise UnknownTask(f"{path} is not a task")

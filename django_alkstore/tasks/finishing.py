@@ -1,7 +1,9 @@
 """Django's signal `task_finished`, sent once a task's job is completed, dead or cancelled."""
 
+from collections.abc import Callable
 from typing import Any
 
+from django.dispatch import Signal
 from django.utils import timezone
 
 from django_alkstore import signals
@@ -62,7 +64,7 @@ def _dead(job_id: int, dead: bool = True, using: str | None = None, **_: Any) ->
         return
 
 
-_RECEIVERS = {
+_RECEIVERS: dict[Signal, Callable[..., None]] = {
     signals.job_completed: _completed,
     signals.job_died: _died,
     signals.job_lapsed: _dead,

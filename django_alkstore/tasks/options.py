@@ -33,7 +33,7 @@ class TaskOptions(TypedDict, total=False):
     time_limit: Duration | None
     """Seconds after which an attempt counts as failed. Default 3,600."""
     expires_in: Any
-    """Seconds after `run_after` (or the enqueue) from which on the task is not run any more, or `NEVER`. Default: never."""
+    """Seconds from the moment at which it is due, after which it is not run any more; or `NEVER`. Default: never."""
     visibility_timeout: Duration | None
     """Seconds for which a claim is leased; the worker renews it. Default 300."""
     atomic: bool | None
@@ -73,7 +73,7 @@ def task_class_of(api: Api) -> Any:
             max_attempts: int | None = None,
         ) -> Any:
             """The task with other values. `delay`: seconds from the enqueue until the task is due."""
-            changes = {
+            changes: dict[str, Any] = {
                 "priority": priority,
                 "queue_name": queue_name,
                 "run_after": run_after,
@@ -128,7 +128,7 @@ def options_of(task: Any) -> dict[str, Any]:
 
 
 def defaults_of(task: Any, backend_options: Mapping[str, Any], settings: Settings) -> JobDefaults:
-    """The options of the task's jobs: from `QUEUES`, else from the decorator, else from `OPTIONS`, else the library's."""
+    """The options of the task's jobs: from `QUEUES`, the decorator, `OPTIONS` or the library, in this order."""
     chosen = {**_fire_options(backend_options), **_fire_options(options_of(task))}
     return conf.PLAIN_DEFAULTS._replace(**chosen)._replace(**settings.queues.get(task.queue_name, {}))
 

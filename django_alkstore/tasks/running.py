@@ -51,6 +51,17 @@ def task_registrations(using: str) -> list[Registration]:
     return [registration_of(queue) for queue in task_queues(using)]
 
 
+def unknown(using: str) -> dict[str, str]:
+    """The tasks of live jobs that this process may not run or cannot import, each with the reason."""
+    reasons: dict[str, str] = {}
+    for _, path in read(using, lambda db: db.live_tasks()):
+        try:
+            find_task(path)
+        except UnknownTask as error:
+            reasons[path] = str(error)
+    return reasons
+
+
 def registration_of(queue: str) -> Registration:
     """The registration of a queue of tasks. Each job has one of its own."""
     return Registration(queue, _refuse, DEFAULT_TIME_LIMIT, atomic=False, module=__name__, resolve=resolve)
@@ -144,7 +155,7 @@ class TaskRunner:
             if wait is None:
                 return outcome._replace(kind=Kind.FAIL)
             return outcome._replace(delay=give_back_after(wait).delay)
-        except Exception:  # the attempt has failed already, and waits by the curve
+        except Exception:  # noqa: BLE001  the attempt has failed already, and waits by the curve
             signals.logger.exception("the backoff function of %s failed, so the wait is that of the curve", job._task)
             return outcome
 

@@ -28,6 +28,7 @@ from django.core.management.base import CommandError, CommandParser
 
 from django_alkstore import names
 from django_alkstore.exceptions import InvalidName
+from django_alkstore.handled import unknown_tasks
 from django_alkstore.management.base import ReportCommand, duration, positive_int
 from django_alkstore.services.health import Health, Limits, examine
 
@@ -112,7 +113,11 @@ class Command(ReportCommand):
             max_dead=options["max_dead"],
             max_wal=options["max_wal"] * MEBIBYTE,
         )
-        self._say(examine(alias, limits, queues=options["queues"] or (), thorough=options["thorough"]), options)
+        health = examine(alias, limits, queues=options["queues"] or (), thorough=options["thorough"])
+        if health.healthy:
+            for task, reason in unknown_tasks(alias).items():
+                health.warning("unknown_task", f"jobs of the task {task} wait, and no worker can run them: {reason}")
+        self._say(health, options)
         return None
 
     def _say(self, health: Health, options: dict[str, Any]) -> None:

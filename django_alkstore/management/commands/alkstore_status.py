@@ -11,10 +11,11 @@ from django.db import connections
 
 from django_alkstore import clock, signals
 from django_alkstore.ages import age, distance
+from django_alkstore.handled import handled as handled_on
+from django_alkstore.handled import unknown_tasks
 from django_alkstore.management.base import ReportCommand
 from django_alkstore.models import Lock, Schedule
 from django_alkstore.names import describe_queue
-from django_alkstore.registry import registrations
 from django_alkstore.services import QueueStats, presence, queue_stats
 from django_alkstore.services.presence import Presence, Worker, WorkerState
 
@@ -35,7 +36,7 @@ class Command(ReportCommand):
         if options["json"]:
             self.stdout.write(json.dumps(_as_object(database, queues, schedules, locks, present), indent=2))
         else:
-            self._show(database, queues, schedules, locks, present)
+            self._show(alias, database, queues, schedules, locks, present)
         if present.crash_detection is not None:
             text = _one_line(present.crash_detection)
             out = self.stderr if options["json"] else self.stdout
@@ -44,6 +45,7 @@ class Command(ReportCommand):
 
     def _show(
         self,
+        alias: str,
         database: str,
         queues: list[QueueStats],
         schedules: list[Schedule],
@@ -54,7 +56,7 @@ class Command(ReportCommand):
         self.stdout.write(f"Database   {database}")
         self.stdout.write(f"Scheduler  {_scheduler(present.leader, now)}")
         self._table("Queues", _QUEUE_COLUMNS, [_queue_row(queue) for queue in queues])
-        handled = {registration.queue for registration in registrations()}
+        handled = {registration.queue for registration in handled_on(alias)}
         due = {queue.queue: queue.due for queue in queues if queue.due}
         unhandled = {queue: count for queue, count in due.items() if queue not in handled}
         if unhandled:
@@ -63,6 +65,10 @@ class Command(ReportCommand):
         unknown = {queue: count for queue, count in due.items() if queue in handled and queue not in known}
         if unknown and any(worker.state is WorkerState.ALIVE for worker in present.workers):
             self.stdout.write(f"\n{signals.unknown_to_workers(unknown)}.")
+        for task, reason in unknown_tasks(alias).items():
+            self.stdout.write(
+                f"\nThere are jobs of the task {task}, which no worker of this project can run: {reason}."
+            )
         self._table(
             "Workers", _WORKER_COLUMNS, [row for worker in present.workers for row in _worker_rows(worker, now)]
         )
