@@ -462,7 +462,7 @@ def test_one_transaction_claims_for_the_event_loop_and_for_threads(writer: Write
     enqueue_many("async", [None] * 10)
     for free, room, found in ((2, 3, (2, 3)), (0, 2, (0, 2)), (2, 0, (2, 0))):
         plan = Plan([], free, room, {}, [])
-        claims = partial(writer.claim, ["noop", "async", "noop"], ("async",), plan, 0)
+        claims = partial(writer.claim, ["noop", "async", "noop"], ("async",), (), plan, 0)
         with writer.turn():
             queues = [job.queue for job in writer.write([], [], claims).claimed]
         assert (queues.count("noop"), queues.count("async")) == found
@@ -472,7 +472,9 @@ def claimed(writer: Writer, *, quick: bool, free: int = 4) -> list[JobHandle]:
     """What a worker holds after one claim."""
     plan = Plan([], free, 0, {"noop": LARGEST_BATCH} if quick else {}, [])
     with writer.turn():
-        written: Written = writer.write([], [], lambda db, written: writer.claim(["noop"], (), plan, 0, db, written))
+        written: Written = writer.write(
+            [], [], lambda db, written: writer.claim(["noop"], (), (), plan, 0, db, written)
+        )
     return written.claimed
 
 
