@@ -132,7 +132,7 @@ class Job(models.Model):
             # The queues that hold tasks, and which tasks. A handler's job costs nothing here.
             Index(
                 fields=["queue", "task"],
-                condition=Q(state__in=LIVE_STATES) & ~Q(task=""),
+                condition=Q(state__in=LIVE_STATES, task__gt=""),
                 name="alkstore_job_task",
             ),
             # For looking a key up whatever became of its job. A job without one costs nothing here.

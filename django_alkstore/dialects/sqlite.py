@@ -210,22 +210,18 @@ SELECT CAST(queue AS BLOB) FROM (
     for state in ("pending", "processing")
 )
 
-# One step for each pair of a queue and a task. The states are in the order in which the index names them.
+# One step for each pair of a queue and a task.
+_TASKS = f"{JOB} INDEXED BY alkstore_job_task WHERE state IN ('pending', 'processing') AND task > ''"
 LIVE_TASKS = f"""
-WITH RECURSIVE step(queue, task) AS (
-  SELECT * FROM (
-    SELECT queue, task FROM {JOB} INDEXED BY alkstore_job_task
-    WHERE state IN ('pending', 'processing') AND NOT task = '' ORDER BY queue, task LIMIT 1
-  )
+WITH RECURSIVE step(id) AS (
+  SELECT (SELECT id FROM {_TASKS} ORDER BY queue, task LIMIT 1)
   UNION ALL
-  SELECT next.queue, next.task FROM step, {JOB} AS next INDEXED BY alkstore_job_task
-  WHERE next.rowid = (
-    SELECT rowid FROM {JOB} INDEXED BY alkstore_job_task
-    WHERE state IN ('pending', 'processing') AND NOT task = '' AND (queue, task) > (step.queue, step.task)
+  SELECT (
+    SELECT id FROM {_TASKS} AND (queue, task) > (SELECT queue, task FROM {JOB} WHERE id = step.id)
     ORDER BY queue, task LIMIT 1
-  )
+  ) FROM step WHERE step.id IS NOT NULL
 )
-SELECT CAST(queue AS BLOB), CAST(task AS BLOB) FROM step
+SELECT CAST(queue AS BLOB), CAST(task AS BLOB) FROM step JOIN {JOB} USING (id)
 """
 
 NEXT_CLAIM_AT = f"""

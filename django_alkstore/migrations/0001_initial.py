@@ -146,9 +146,7 @@ class Migration(migrations.Migration):
                         name="alkstore_job_failed",
                     ),
                     models.Index(
-                        condition=models.Q(
-                            ("state__in", ("pending", "processing")), models.Q(("task", ""), _negated=True)
-                        ),
+                        condition=models.Q(("state__in", ("pending", "processing")), ("task__gt", "")),
                         fields=["queue", "task"],
                         name="alkstore_job_task",
                     ),

@@ -1,0 +1,3 @@
+"""A module of tasks that cannot be imported."""
+
+raise RuntimeError("this module is broken")
