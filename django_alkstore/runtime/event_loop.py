@@ -9,6 +9,7 @@ The thread of the loop runs no foreign code but the coroutines: the events threa
 
 import asyncio
 import threading
+from collections import deque
 from collections.abc import Callable, Coroutine
 from concurrent.futures import Executor, Future
 from contextlib import suppress
@@ -60,6 +61,9 @@ class EventLoopThread(threading.Thread):
         self._context = context
         self._post = post
         self._loop: _Loop
+        self._beginning: deque[Run] = deque()
+        """Handed over, and not begun. To wake the loop for each one would cost more than a short job."""
+        self._begins_soon = False
         self._coroutines: dict[Run, _Coroutine] = {}
         """Those that have not ended. Changed in this thread alone."""
         self._spare: list[_SyncThread] = []
@@ -97,7 +101,10 @@ class EventLoopThread(threading.Thread):
     def begin(self, run: Run) -> None:
         """Let the handler of a job begin."""
         run.thread = self
-        self._soon(self._begin, run)
+        self._beginning.append(run)
+        if not self._begins_soon:
+            self._begins_soon = True
+            self._soon(self._begin_all)
 
     def _soon(self, callback: Callable[[*Ts], object], *args: *Ts) -> None:
         with suppress(RuntimeError):  # the loop is closed: the worker has ended
@@ -106,6 +113,11 @@ class EventLoopThread(threading.Thread):
     def _close_spare(self) -> None:
         while self._spare:
             self._spare.pop().close()
+
+    def _begin_all(self) -> None:
+        self._begins_soon = False
+        while self._beginning:
+            self._begin(self._beginning.popleft())
 
     def _begin(self, run: Run) -> None:
         if self._spare_timer is not None:

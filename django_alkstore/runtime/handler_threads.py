@@ -16,7 +16,7 @@ from django_alkstore.dialects import dialect_of
 from django_alkstore.dialects.transactions import is_left_open, take_turn_away
 from django_alkstore.runtime.announcing import announce_settled
 from django_alkstore.runtime.event_loop import EventLoopThread
-from django_alkstore.runtime.jobs import Run
+from django_alkstore.runtime.jobs import SLOW, Run, is_suspected
 from django_alkstore.runtime.leadership import Leadership
 from django_alkstore.runtime.perform import Ending, perform, tidy_connections
 from django_alkstore.runtime.shared_state import SharedState
@@ -63,10 +63,17 @@ class HandlerThread(threading.Thread):
                 if not self._leadership.round(self):
                     return
             elif run.in_loop:
-                signals.emit(signals.job_started, job=run.job)  # here: receivers must not keep the loop from turning
-                self._event_loop.begin(run)
+                self._hand_over(run)
             else:
                 self._perform(run)
+
+    def _hand_over(self, run: Run) -> None:
+        """Let a coroutine begin in the event loop."""
+        signals.emit(signals.job_started, job=run.job)  # here: receivers must not keep the loop from turning
+        self._event_loop.begin(run)
+        if is_suspected(run.job):
+            # Beside a job that may end the process, nothing is claimed until it has run for a while.
+            self._state.wait_for_end(run, SLOW)
 
     def _perform(self, run: Run) -> None:
         started = clock.monotonic()

@@ -46,7 +46,9 @@ class Leadership:
         self._async = frozenset(queue for queue, registration in registrations.items() if registration.is_async)
         """The queues whose handlers are coroutines."""
         self._mixed = frozenset(queue for queue, registration in registrations.items() if registration.resolve)
-        """The queues of tasks. Only a claimed job tells whether it is a coroutine's."""
+        """The queues of tasks that have held both kinds, or none yet. Only a claimed job tells which it is."""
+        self._seen: set[tuple[str, bool]] = set()
+        """The queues of tasks that have held a coroutine (True) or a sync function (False)."""
         self._sync = frozenset(registrations) - self._async - self._mixed
 
     def round(self, me: Runner) -> bool:
@@ -143,12 +145,27 @@ class Leadership:
         for job in sorted(written.claimed, key=lambda job: job.queue in plan.batches):
             job._stopping = self._stopping
             registration = self._registrations[job.queue]
+            in_loop = job.queue in self._async
             if registration.resolve is not None:
                 registration = registration.resolve(job)
-            run = Run(job, registration, claimed_at=now, renew_at=renewal_after(began_at, job))
-            run.in_loop = registration.is_async
-            runs.append(run)
+                in_loop = registration.is_async
+                self._note_kind(job.queue, in_loop)
+            runs.append(Run(job, registration, claimed_at=now, renew_at=renewal_after(began_at, job), in_loop=in_loop))
         return runs
+
+    def _note_kind(self, queue: str, in_loop: bool) -> None:
+        """As long as a queue of tasks has held one kind, it need not wait for a place of the other.
+
+        If a task of the other kind comes after all and there is no place for it, it is given back after a second, and
+        no attempt is spent.
+        """
+        if (queue, in_loop) in self._seen:
+            return
+        self._seen.add((queue, in_loop))
+        only = {queue} if (queue, not in_loop) not in self._seen else set()
+        self._mixed = self._mixed - only | ({queue} - only)
+        self._async = self._async - {queue} | (only if in_loop else set())
+        self._sync = self._sync - {queue} | (only if not in_loop else set())
 
     def _bury_unreadable(self, written: Written) -> None:
         with self._writer.turn():

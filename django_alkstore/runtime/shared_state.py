@@ -56,7 +56,7 @@ class SharedState:
         self._lock = threading.Lock()
         self._followers = threading.Condition(self._lock)
         self._announced = threading.Condition(self._lock)
-        self._loop_is_empty = threading.Condition(self._lock)
+        self._coroutine_has_ended = threading.Condition(self._lock)
         self._idle = 0
         """Threads that wait in `lead`."""
         self._leader: Runner | None = None
@@ -112,8 +112,8 @@ class SharedState:
         with self._lock:
             if self._leader is not me or self._stopping or self._results.are_old(now):
                 return None
-            while self._can_start():
-                run = self._waiting.popleft()
+            while (run := self._next()) is not None:
+                self._waiting.remove(run)
                 if run.job.lease_expires_us > now_us:
                     self._start(run, me, now)
                     return run
@@ -121,9 +121,12 @@ class SharedState:
                 self._wake_keeper_by(now)
             return None
 
-    def _can_start(self) -> bool:
-        """True if a job waits for which there is a place. Jobs of the event loop are first in the line."""
-        return bool(self._waiting) and (self._waiting[0].in_loop or self._busy_threads() < self.size)
+    def _next(self) -> Run | None:
+        """The next job for which there is a place: most often the first in the line."""
+        for run in self._waiting:
+            if self._in_loop < self.coroutines if run.in_loop else self._busy_threads() < self.size:
+                return run
+        return None
 
     def _busy_threads(self) -> int:
         return len(self._running) + len(self._overdue) - self._in_loop
@@ -166,8 +169,7 @@ class SharedState:
                 self._overdue.pop(run, None)
             if run.in_loop:
                 self._in_loop -= 1
-                if not self._in_loop:
-                    self._loop_is_empty.notify_all()
+                self._coroutine_has_ended.notify_all()
                 if self._stopping and self._is_done():
                     self._wake_keeper_by(0.0)
             self._room_has_grown = True
@@ -191,6 +193,11 @@ class SharedState:
         self._results.count(run.job)
         if not run.in_loop:
             self._begin_announcing(me, now)
+
+    def wait_for_end(self, run: Run, timeout: float) -> None:
+        """Wait until a coroutine has ended, at most `timeout` seconds."""
+        with self._lock:
+            self._coroutine_has_ended.wait_for(lambda: run not in self._running, timeout)
 
     def plan(self, me: Runner, now: float, now_us: int) -> Plan | None:
         """What the leader is to write and to claim. None if this thread does not lead.
@@ -257,7 +264,9 @@ class SharedState:
     def begin_wait(self, me: Runner) -> bool:
         """True if the leader has nothing to do, and may wait. A result then rings it."""
         with self._lock:
-            ready = self._results.any_waiting() or self._room_has_grown or (self._can_start() and not self._stopping)
+            ready = (
+                self._results.any_waiting() or self._room_has_grown or (not self._stopping and self._next() is not None)
+            )
             self._leader_waits = self._leader is me and not (ready or self._ended)
             return self._leader_waits
 
@@ -393,7 +402,7 @@ class SharedState:
     def wait_for_coroutines(self, timeout: float) -> None:
         """Wait until no coroutine runs, at most `timeout` seconds."""
         with self._lock:
-            self._loop_is_empty.wait_for(lambda: not self._in_loop, timeout)
+            self._coroutine_has_ended.wait_for(lambda: not self._in_loop, timeout)
 
     def fail_at_time_limit(self, now: float) -> list[Result]:
         """Fail the attempts whose time limit is over."""

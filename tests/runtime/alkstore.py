@@ -15,6 +15,7 @@ from django.db import DatabaseError, connection, transaction
 from django.utils import timezone, translation
 
 from django_alkstore.exceptions import Discard, Retry, Snooze
+from django_alkstore.registrations import Registration, register
 from django_alkstore.registry import delivery, handler
 from django_alkstore.services import JobHandle
 from tests.ledger.models import Entry
@@ -279,3 +280,30 @@ async def hostile_async(job: JobHandle) -> None:
 @delivery("letters-async")
 async def letters_async(job: JobHandle) -> None:
     await Entry.objects.acreate(text=str(job.payload), job_id=job.id)
+
+
+@handler("poison-async")
+async def poison_async(job: JobHandle) -> None:
+    """Ends its process if its payload says so."""
+    if job.payload == "poison":
+        say(f"poisoned by {job.id}")
+        os.kill(os.getpid(), signal.SIGKILL)
+
+
+def _resolve(job: JobHandle) -> Registration:
+    """A coroutine or a sync handler, by the first word of the payload. Both run until the file of the second exists."""
+    target = wait_in_loop if job.payload[0] == "async" else wait_in_thread
+    return Registration(job.queue, target, 3_600.0, atomic=False, module=__name__)
+
+
+async def wait_in_loop(job: JobHandle) -> None:
+    await _wait_for_file(job, job.payload[1])
+
+
+def wait_in_thread(job: JobHandle) -> None:
+    say(f"running {job.id}")
+    wait_for_file(job.payload[1])
+
+
+for _queue in ("tasks", "other-tasks"):
+    register(Registration(_queue, wait_in_thread, 3_600.0, atomic=False, module=__name__, resolve=_resolve))

@@ -87,6 +87,41 @@ def test_a_full_loop_does_not_stop_threads_and_full_threads_do_not_stop_the_loop
     end(worker)
 
 
+@pytest.mark.parametrize(("full", "other"), [("async", "sync"), ("sync", "async")])
+def test_tasks_of_one_kind_do_not_wait_for_a_place_of_the_other(
+    begin: Start, tmp_path: Path, full: str, other: str
+) -> None:
+    end, now = tmp_path / "end", tmp_path / "now"
+    now.touch()
+    known = enqueue("other-tasks", [other, str(now)]).pk
+    worker = begin("run_queue", "tasks", "other-tasks", "--concurrency", "2", "--async-concurrency", "2")
+    wait_for_state("completed", known)
+    held = enqueue_many("tasks", [[full, str(end)]] * 3)
+    worker.wait_for("running", 3)
+    wait_for_state("completed", *enqueue_many("other-tasks", [[other, str(now)]] * 10))
+    assert [row(job).state for job in held] == ["processing", "processing", "pending"]
+    end.touch()
+    wait_for_state("completed", *held)
+    worker.signal(signal.SIGTERM)
+    assert worker.wait() == 0
+
+
+def test_a_task_of_an_unexpected_kind_spends_no_attempt(begin: Start, tmp_path: Path) -> None:
+    end, now = tmp_path / "end", tmp_path / "now"
+    now.touch()
+    known = enqueue("other-tasks", ["async", str(now)]).pk
+    worker = begin("run_queue", "tasks", "other-tasks", "--concurrency", "1", "--async-concurrency", "20")
+    wait_for_state("completed", known)
+    held = enqueue("tasks", ["sync", str(end)]).pk
+    worker.wait_for(f"running {held}")
+    unexpected = enqueue_many("other-tasks", [["sync", str(now)]] * 10, max_attempts=1)
+    worker.wait_for("no thread became free")
+    assert {row(job).state for job in unexpected} == {"pending"}
+    end.touch()
+    wait_for_state("completed", held, *unexpected)
+    assert [outcome(job) for job in unexpected] == [COMPLETED] * 10
+
+
 def test_a_full_queue_of_coroutines_does_not_starve_another(begin: Start) -> None:
     many = enqueue_many("nap", [0.2] * 100)
     worker = begin("run_queue", "nap", "nap-too", "--async-concurrency", "2")
@@ -303,6 +338,20 @@ def test_the_coroutines_of_a_killed_worker_run_again(begin: Start, tmp_path: Pat
     file.touch()
     wait_for_state("completed", *ids)
     assert [outcome(job) for job in ids] == [("completed", 2, ["worker died"])] * 20
+
+
+def test_a_coroutine_that_kills_its_process_costs_each_other_job_one_attempt_at_most(begin: Start) -> None:
+    others = enqueue_many("poison-async", [None] * 50)
+    poison = enqueue("poison-async", "poison", max_attempts=3, backoff_base=0).pk
+    others += enqueue_many("poison-async", [None] * 50)
+    for _ in range(3):  # as a supervisor does
+        worker = begin("run_queue", "poison-async")
+        assert worker.wait() == -signal.SIGKILL
+        assert f"poisoned by {poison}" in worker.output
+    begin("run_queue", "poison-async")
+    wait_for_state("completed", *others)
+    wait_for_state("dead", poison)
+    assert max(len(row(job).errors) for job in others) <= 1
 
 
 # The ORM

@@ -2,6 +2,7 @@
 
 import threading
 from collections.abc import Iterator
+from functools import partial
 from math import inf
 
 import pytest
@@ -15,6 +16,7 @@ from django_alkstore.runtime.jobs import (
     LARGEST_BATCH,
     LONGEST_UNWRITTEN,
     LONGEST_WAIT_TO_START,
+    OVERSLEPT,
     QUICK,
     SLOW,
     Plan,
@@ -389,11 +391,90 @@ def test_a_plan_wants_a_job_for_each_free_thread_and_batches_for_quick_handlers(
     assert (plan.free, plan.batches) == (0, {})
 
 
+def coroutines(state: SharedState, clock: ManualClock, count: int) -> list[Run]:
+    """So many claimed jobs whose handlers are coroutines."""
+    runs = held(state, clock, count)
+    for run in runs:
+        state._waiting.remove(run)
+        run.in_loop = True
+    state.add(runs)
+    return runs
+
+
+def test_coroutines_are_first_in_the_line_and_cost_no_leadership(rings: Rings, clock: ManualClock) -> None:
+    state = SharedState(1, rings.ring_leader, rings.ring_keeper, 3)
+    me = Thread()
+    state.lead(me)
+    (sync,) = held(state, clock)
+    first, second = coroutines(state, clock, 2)
+    assert [start(state, me, clock) for _ in range(2)] == [first, second]
+    assert state.leads(me)
+    assert start(state, me, clock) is sync
+    assert not state.leads(me)
+
+
+def test_a_plan_has_room_for_coroutines_and_for_sync_handlers_apart(rings: Rings, clock: ManualClock) -> None:
+    state = SharedState(1, rings.ring_leader, rings.ring_keeper, 3)
+    me, loop = Thread(), Thread()
+    state.lead(me)
+    runs = coroutines(state, clock, 2)
+    for _ in runs:
+        start(state, me, clock)
+    plan = planned(state, me, clock)
+    assert plan is not None
+    assert (plan.free, plan.coroutines) == (1, 1)
+    held(state, clock)
+    start(state, me, clock)  # it is not known to be quick, so another thread leads
+    state.lead(other := Thread())
+    plan = planned(state, other, clock)
+    assert plan is not None
+    assert (plan.free, plan.coroutines) == (0, 1)
+    held(state, clock)  # of a batch, for instance: no thread is free
+    assert start(state, other, clock) is None
+    assert state.begin_wait(other)
+    state.finish(loop, runs[0], Ending(None, 0.1))  # without a result to write, it makes room
+    assert rings.leader == 1
+    assert not state.begin_wait(other)
+    plan = planned(state, other, clock)
+    assert plan is not None
+    assert (plan.free, plan.coroutines) == (0, 2)
+
+
+def test_a_coroutine_that_has_no_time_to_end_is_not_stuck(rings: Rings, clock: ManualClock) -> None:
+    """The process was suspended after its coroutine was cancelled."""
+    state = SharedState(1, rings.ring_leader, rings.ring_keeper, 3)
+    me = Thread()
+    state.lead(me)
+    (run,) = coroutines(state, clock, 1)
+    start(state, me, clock)
+    state.expire(run, clock.monotonic())
+    state.fail_at_time_limit(clock.monotonic())
+    assert state.note_cancelled(run)
+    assert not state.note_cancelled(run)
+    clock.advance(100)
+    assert state.stuck(clock.monotonic()) == []
+    clock.advance(OVERSLEPT)
+    assert state.stuck(clock.monotonic()) == [run]
+
+
+def test_one_transaction_claims_for_the_event_loop_and_for_threads(writer: Writer) -> None:
+    enqueue_many("noop", [None] * 10)
+    enqueue_many("async", [None] * 10)
+    for free, room, found in ((2, 3, (2, 3)), (0, 2, (0, 2)), (2, 0, (2, 0))):
+        plan = Plan([], free, room, {}, [])
+        claims = partial(writer.claim, ["noop", "async", "noop"], ("async",), (), plan, 0)
+        with writer.turn():
+            queues = [job.queue for job in writer.write([], [], claims).claimed]
+        assert (queues.count("noop"), queues.count("async")) == found
+
+
 def claimed(writer: Writer, *, quick: bool, free: int = 4) -> list[JobHandle]:
     """What a worker holds after one claim."""
     plan = Plan([], free, 0, {"noop": LARGEST_BATCH} if quick else {}, [])
     with writer.turn():
-        written: Written = writer.write([], [], lambda db, written: writer.claim(["noop"], (), plan, 0, db, written))
+        written: Written = writer.write(
+            [], [], lambda db, written: writer.claim(["noop"], (), (), plan, 0, db, written)
+        )
     return written.claimed
 
 

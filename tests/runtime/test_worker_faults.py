@@ -249,7 +249,7 @@ def test_a_handler_in_its_own_transaction_is_cut_off_past_its_time_limit(begin: 
     worker = begin("run_queue", "open-transaction", "noop", "--concurrency", "2")
     worker.wait_for(f"transaction of {job}")
     worker.wait_for("time limit")
-    assert can_write_at_once()
+    wait_until(can_write_at_once, "the transaction is rolled back")
     assert outcome(job) == ("pending", 1, ["time limit"])
     wait_for_state("completed", enqueue("noop", None).pk)
     end.touch()
