@@ -318,7 +318,10 @@ class _SyncThread:
         if not self._is_used or self.executor is None or self.run is None:
             return None
         self._is_used = False
-        return self.executor.submit(self._tidy, self.run.job.using, ending.by_database)
+        try:
+            return self.executor.submit(self._tidy, self.run.job.using, ending.by_database)
+        except RuntimeError:  # the process may start no more threads, so nothing has run in this one
+            return None
 
     def _tidy(self, own: str, afresh: bool) -> bool:
         with self._cutting:
@@ -345,7 +348,8 @@ class _SyncThread:
     def close(self) -> None:
         """Close the connections. The thread ends when nothing refers to it any more."""
         if self.executor is not None:
-            self.executor.submit(connections.close_all)
+            with suppress(RuntimeError):  # as above
+                self.executor.submit(connections.close_all)
 
 
 class _Loop(asyncio.SelectorEventLoop):

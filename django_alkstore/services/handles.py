@@ -40,23 +40,15 @@ def _list_of(text: bytes) -> list[Any]:
 _making_events = guard()
 
 
-def await_here(result: Awaitable[object]) -> object:
-    """Await it in an event loop made for it; its calls of the ORM run in this thread, on its connections."""
-    return async_to_sync(_awaited)(result)
+def run_to_end(target: Callable[["JobHandle"], object], job: "JobHandle") -> object:
+    """Call a handler or a delivery, and return its value. A coroutine is awaited in an event loop that is made for it.
 
-
-def run_to_end(
-    target: Callable[["JobHandle"], object],
-    job: "JobHandle",
-    await_result: Callable[[Awaitable[object]], object] = await_here,
-) -> object:
-    """Call a handler or a delivery, sync or async, and see that what it returned has really run. Returns its value.
-
-    `TypeError` for a generator, of which nothing would have run: its job must not count as done.
+    The coroutine's calls of the ORM run in this thread, on its connections. Raises `TypeError` for a generator: nothing
+    of it has run, so its job must not count as done.
     """
     result = target(job)
     if isawaitable(result):
-        return await_result(result)
+        return async_to_sync(_awaited)(result)
     if isgenerator(result) or isasyncgen(result):
         raise TypeError(f"{target!r} returned a generator, which has not run")
     return result

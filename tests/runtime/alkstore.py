@@ -307,3 +307,16 @@ def wait_in_thread(job: JobHandle) -> None:
 
 for _queue in ("tasks", "other-tasks"):
     register(Registration(_queue, wait_in_thread, 3_600.0, atomic=False, module=__name__, resolve=_resolve))
+
+
+def _save_and_ack(job: JobHandle) -> None:
+    with transaction.atomic():
+        Entry.objects.create(text="exactly once", job_id=job.id)
+        job.ack_tx()
+        if job.payload == "fail":
+            raise ValueError("after the ack")
+
+
+@handler("exact-async")
+async def exact_async(job: JobHandle) -> None:
+    await sync_to_async(_save_and_ack)(job)

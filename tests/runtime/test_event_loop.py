@@ -370,6 +370,17 @@ def test_a_transaction_that_a_coroutine_leaves_open_takes_in_no_other_job(begin:
     end(worker)
 
 
+def test_a_coroutine_s_rows_and_ack_commit_together_or_not_at_all(begin: Start) -> None:
+    good, bad = enqueue("exact-async", "good").pk, enqueue("exact-async", "fail", max_attempts=1).pk
+    worker = begin("run_queue", "exact-async")
+    wait_for_state("completed", good)
+    wait_for_state("dead", bad)
+    assert list(Entry.objects.values_list("job_id", flat=True)) == [good]
+    assert outcome(bad) == ("dead", 1, ["ValueError: after the ack"])
+    end(worker)
+    assert "worker stopped: 1 completed, 1 failed" in worker.output
+
+
 def test_a_coroutine_past_its_time_limit_keeps_no_transaction_open(begin: Start, tmp_path: Path) -> None:
     file = tmp_path / "end"
     late = enqueue("late-transaction-async", str(file), backoff_base=3_600).pk
