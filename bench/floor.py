@@ -75,6 +75,8 @@ def row(payload: str = "null", **columns: Any) -> dict[str, Any]:
         "finished_at": None,
         "started_at": None,
         "last_attempted_at": None,
+        "task": "",
+        "result": None,
         "worker_ids": "[]",
         "lock_errors": 0,
         **columns,

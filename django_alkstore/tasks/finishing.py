@@ -4,9 +4,8 @@ from collections.abc import Callable
 from typing import Any
 
 from django.dispatch import Signal
-from django.utils import timezone
 
-from django_alkstore import signals
+from django_alkstore import clock, signals
 from django_alkstore.services import JobHandle
 from django_alkstore.services.outcomes import Kind, Outcome
 from django_alkstore.tasks.apis import api_of_backend, api_of_task
@@ -43,7 +42,7 @@ def _send(result: Any, status: str) -> None:
     api = api_of_task(result.task)
     assert api is not None
     object.__setattr__(result, "status", api.status(status))
-    object.__setattr__(result, "finished_at", timezone.now())
+    object.__setattr__(result, "finished_at", clock.now())
     api.task_finished.send_robust(AlkstoreBackend, task_result=result)
 
 

@@ -32,8 +32,14 @@ RUNS_TEXT = {"eval", "exec", "compile", "__import__", "execfile"}
 """Built-in functions."""
 RUNS_DATA = {"pickle", "_pickle", "cPickle", "marshal", "shelve", "dill", "yaml", "subprocess", "code", "runpy"}
 """Modules that make more of data than data."""
-IMPORTERS = {"registrations.py": {"import_module"}, "conf.py": {"import_string"}}
-"""Who imports by name: the installed apps' modules, and a class that the settings name."""
+IMPORTERS = {
+    "registrations.py": {"import_module"},
+    "conf.py": {"import_string"},
+    "finding.py": {"import_module"},
+    "apis.py": {"import_module"},
+}
+"""Modules that import by name: the installed apps' modules, a class that the settings name, the modules of tasks, and
+one of Django's two APIs of tasks."""
 
 
 @pytest.mark.parametrize("path", sorted(PACKAGE.rglob("*.py")), ids=lambda path: str(path.relative_to(PACKAGE)))

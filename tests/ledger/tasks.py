@@ -72,3 +72,13 @@ def retry_later() -> None:
 def enqueue_another() -> str:
     with transaction.atomic():
         return str(add.enqueue(1, 1).id)
+
+
+@task(max_attempts=1)
+def fail_once(message: str) -> None:
+    raise ValueError(message)
+
+
+@task
+def echo(value: Any) -> Any:
+    return value
