@@ -86,7 +86,7 @@ $(VENV)/.venv:
 
 $(VENV)/.package: $(VENV)/.venv $(PACKAGE)
 	@echo "Installing the package into $(VENV)"
-	@$(PIP) --editable .
+	@$(PIP) --editable ".[tasks]"
 	@touch $@
 
 $(VENV)/.test $(VENV)/.check: $(VENV)/.%: $(VENV)/.venv $(PACKAGE)

@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 from email import policy
 from http import HTTPStatus
 from pathlib import Path
+from typing import Any
 
 from django.db import transaction
 from django.db.models import Sum
@@ -17,6 +18,7 @@ from django_alkstore.services import outbox
 from testproject.receiver import Event
 from testproject.shop.management.commands.declare_schedules import SALES_REPORT
 from testproject.shop.models import Order, SalesReport
+from testproject.shop.tasks import check_credit, print_invoice
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,6 +35,12 @@ class Stored:
     """Jobs of the outboxes that are not completed."""
     retries: Counter[str]
     """By outbox: failed attempts, as the jobs keep them."""
+    invoices: Counter[str]
+    """By the order's reference: results of the task `print_invoice` that are successful."""
+    checks: Counter[str]
+    """By the order's reference: results of the coroutine `check_credit` that are successful."""
+    task_retries: int
+    """Failed attempts of these tasks."""
     fires: int
     """Boundaries of the schedule that became jobs."""
     fires_done: int
@@ -91,6 +99,8 @@ class Account:
             yield from _not_once(f"{name} job", stored.orders, enqueued)
         yield from _not_once("mail", stored.orders, self.mails)
         yield from _not_once("webhook taken by the receiver", stored.orders, self.received.accepted)
+        yield from _not_once("invoice", stored.orders, stored.invoices)
+        yield from _not_once("credit check", stored.orders, stored.checks)
         if self.received.events[Event.FORGED]:
             yield f"{self.received.events[Event.FORGED]} webhooks had a wrong signature"
 
@@ -150,11 +160,22 @@ def read_database() -> Stored:
                 f"{outboxes[job.queue]} {job.unique_key} {job.state}" for job in jobs if job.state != State.COMPLETED
             ],
             retries=retries,
+            invoices=Counter(_references(print_invoice)),
+            checks=Counter(_references(check_credit)),
+            task_retries=sum(len(job.errors) for job in Job.objects.exclude(task="")),
             fires=fires.count(),
             fires_done=fires.filter(state=State.COMPLETED).count(),
             reports=SalesReport.objects.filter(boundary__isnull=False).count(),
             last_report=(report.orders, report.total_cents) if report else None,
         )
+
+
+def _references(task: Any) -> Iterator[str]:
+    """The references of the orders for which this task has succeeded."""
+    for job in Job.objects.filter(task=task.module_path, state=State.COMPLETED):
+        result = task.get_result(str(job.pk))
+        argument = result.args[0]
+        yield argument if isinstance(argument, str) else Order.objects.get(pk=argument).reference
 
 
 def read_mails(folder: Path) -> Counter[str]:

@@ -154,6 +154,8 @@ def tell(account: "Account") -> None:
         ("  repeats", received.events[Event.REPEAT], "ignored by the receiver, by their idempotency key"),
         ("  failures", received.failures, "of the receiver: refused, or taken and not confirmed"),
         ("retries", stored.retries.total(), "failed attempts, kept on their jobs"),
+        ("invoices", stored.invoices.total(), f"results of a task, after {stored.task_retries} retries"),
+        ("credit checks", stored.checks.total(), "results of a coroutine"),
         ("schedule fires", stored.fires, "jobs of the schedule, one every 10 s"),
         ("reports", stored.reports, f"in the database; the last: {_report(stored.last_report)}"),
     ]

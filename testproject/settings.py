@@ -49,6 +49,9 @@ SHOP_MAIL_FOLDER = FOLDER / "mail"
 # hours of trouble at the other side: {"max_attempts": 12, "backoff_base": 30} goes on for five hours.
 ALKSTORE = {"QUEUES": {"outbox:mail": {"backoff_base": 0.5}, "outbox:webhook": {"backoff_base": 0.5}}}
 
+# Django's tasks are stored in the shop's database, and run by the same worker.
+TASKS = {"default": {"BACKEND": "django_alkstore.tasks.AlkstoreBackend"}}
+
 if django.VERSION >= (6, 1):
     MAILERS = {"default": {"BACKEND": "testproject.mail.EmlBackend"}}
 else:

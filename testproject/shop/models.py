@@ -12,6 +12,8 @@ class Order(models.Model):
     email = models.EmailField()
     total_cents = models.PositiveIntegerField()
     placed_at = models.DateTimeField(auto_now_add=True)
+    invoice_result = models.CharField(max_length=20, help_text="The id of the result of the task print_invoice.")
+    credit_result = models.CharField(max_length=20, help_text="The id of the result of the task check_credit.")
 
     def __str__(self) -> str:
         return self.reference

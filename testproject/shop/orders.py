@@ -10,6 +10,7 @@ from django_alkstore.services import outbox_enqueue_tx
 from testproject.shop import payments
 from testproject.shop.catalogue import CATALOGUE
 from testproject.shop.models import Order, OrderLine
+from testproject.shop.tasks import check_credit, print_invoice
 
 
 class AlreadyPlaced(Exception):
@@ -31,6 +32,9 @@ def place(reference: str, email: str, quantities: Mapping[str, int]) -> Order:
         outbox_enqueue_tx("mail", {"order": order.pk}, unique_key=reference)
         # The mail is written when it is sent. The webhook carries the order as it is now.
         outbox_enqueue_tx("webhook", _as_json(order, quantities), unique_key=reference)
+        order.invoice_result = print_invoice.enqueue(order.pk).id
+        order.credit_result = check_credit.enqueue(reference).id
+        order.save(update_fields=["invoice_result", "credit_result"])
         # Last, so that a declined payment has something to undo. A real bank is asked over the network, which
         # belongs before the transaction, since SQLite has one writer and this one would make all others wait.
         payments.charge(order.reference, order.total_cents)

@@ -5,16 +5,18 @@ from typing import Any
 from django.contrib import messages
 from django.core.exceptions import ValidationError
 from django.http import HttpRequest, HttpResponse, JsonResponse
-from django.shortcuts import redirect, render
+from django.shortcuts import get_object_or_404, redirect, render
 from django.views.decorators.csrf import csrf_exempt
 from django.views.decorators.http import require_http_methods, require_POST
 
 from django_alkstore.models import Job
 from django_alkstore.services import outbox
+from django_alkstore.tasks.apis import primary
 from testproject.shop.forms import OrderForm
 from testproject.shop.models import Order, SalesReport
 from testproject.shop.orders import AlreadyPlaced, new_reference, place
 from testproject.shop.payments import Declined
+from testproject.shop.tasks import check_credit, print_invoice
 
 SHOWN = 15
 
@@ -56,6 +58,24 @@ def _latest_orders() -> list[dict[str, Any]]:
         }
         for order in orders
     ]
+
+
+def order(request: HttpRequest, reference: str) -> HttpResponse:
+    """What became of the order's tasks."""
+    placed = get_object_or_404(Order, reference=reference)
+    results = [
+        ("Invoice", _result(print_invoice, placed.invoice_result)),
+        ("Credit check", _result(check_credit, placed.credit_result)),
+    ]
+    return render(request, "shop/order.html", {"order": placed, "results": results})
+
+
+def _result(task: Any, result_id: str) -> Any:
+    """The task's result; None if its job was deleted, as completed jobs are after a day."""
+    try:
+        return task.get_result(result_id)
+    except primary().result_does_not_exist:
+        return None
 
 
 @csrf_exempt  # no cookie tells who calls, so there is no session to misuse

@@ -19,8 +19,10 @@ from django_alkstore import registry
 
 installed = modify_settings(INSTALLED_APPS={"append": ["testproject.shop"]})
 
-with installed, registry.isolated():
-    from testproject.shop import alkstore, models  # noqa: F401  here, and not by whichever test comes first
+TASKS = {"default": {"BACKEND": "django_alkstore.tasks.AlkstoreBackend"}}
+
+with installed, override_settings(TASKS=TASKS), registry.isolated():
+    from testproject.shop import alkstore, models, tasks  # noqa: F401  here, and not by whichever test comes first
 
     REGISTERED = [*registry.registrations()]
 for model in (models.Order, models.SalesReport):
@@ -45,6 +47,7 @@ def shop(shop_tables: None, tmp_path: Path) -> Iterator[None]:
         installed,
         override_settings(
             ROOT_URLCONF="testproject.urls",
+            TASKS=TASKS,
             SHOP_WEBHOOK_URL="http://127.0.0.1:1/",
             SHOP_WEBHOOK_SECRET="a secret of the tests",
             ALKSTORE={"QUEUES": {"outbox:mail": {"backoff_base": 0}, "outbox:webhook": {"backoff_base": 0}}},

@@ -30,7 +30,7 @@ def test_an_order_is_stored_with_its_lines_its_mail_and_its_webhook(client: Clie
     assert answer.json() == {"order": "T-1", "total_cents": 2 * 950 + 725}
     stored = Order.objects.get()
     assert sorted(stored.lines.values_list("article", "quantity", "cents")) == [("cup", 1, 725), ("tea", 2, 950)]
-    mail, webhook = Job.objects.order_by("pk")
+    mail, webhook = Job.objects.filter(task="").order_by("pk")
     assert (mail.queue, mail.payload) == (outbox("mail").queue, {"order": stored.pk})
     assert webhook.queue == outbox("webhook").queue
     assert webhook.payload == {"order": "T-1", "total_cents": 2_625, "lines": {"tea": 2, "cup": 1}}
@@ -40,7 +40,7 @@ def test_an_order_is_stored_with_its_lines_its_mail_and_its_webhook(client: Clie
 def test_the_retry_curve_is_the_one_of_the_settings(client: Client, settings: Any) -> None:
     settings.ALKSTORE = {"QUEUES": {name: {"backoff_base": 0.25} for name in ("outbox:mail", "outbox:webhook")}}
     order(client)
-    assert set(Job.objects.values_list("backoff_base", "max_attempts")) == {(0.25, 5)}
+    assert set(Job.objects.filter(task="").values_list("backoff_base", "max_attempts")) == {(0.25, 5)}
 
 
 def test_a_declined_payment_takes_back_the_order_and_both_jobs(client: Client, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -56,7 +56,7 @@ def test_a_declined_payment_takes_back_the_order_and_both_jobs(client: Client, m
     answer = order(client, "T-17")
     assert answer.status_code == 402
     assert "declined" in answer.json()["error"]
-    assert seen == [2]
+    assert seen == [4]
     assert nothing_is_stored()
 
 
@@ -64,7 +64,7 @@ def test_one_payment_in_ten_is_declined(client: Client) -> None:
     answers = [order(client, f"T-{number:03}").status_code for number in range(100)]
     assert (answers.count(201), answers.count(402)) == (90, 10)
     assert Order.objects.count() == 90
-    assert Job.objects.count() == 180
+    assert Job.objects.count() == 360
 
 
 def test_an_order_that_fails_in_another_way_leaves_nothing_either(
@@ -82,7 +82,7 @@ def test_an_order_that_fails_in_another_way_leaves_nothing_either(
 def test_a_reference_is_placed_once(client: Client) -> None:
     assert [order(client).status_code for _ in range(2)] == [201, 409]
     assert Order.objects.count() == 1
-    assert Job.objects.count() == 2
+    assert Job.objects.count() == 4
 
 
 @pytest.mark.parametrize(
@@ -179,3 +179,18 @@ def test_a_mail_that_cannot_be_sent_is_tried_again(
     assert (first.id, first.attempt, second.attempt) == (second.id, 1, 2)
     assert len(mailoutbox) == 1
     assert Job.objects.get(pk=first.id).last_error == "ConnectionError: no mail server"
+
+
+def test_the_page_of_an_order_shows_what_became_of_its_tasks(client: Client) -> None:
+    for number in range(1, 9):
+        assert order(client, f"P-{number}0").status_code == 201
+    run_pending("default")
+    placed = next(each for each in Order.objects.all() if each.pk % 7)
+    page = client.get(f"/orders/{placed.reference}/").content.decode()
+    assert page.count("Successful") == 2
+    assert f"I-{placed.pk:06}" in page
+    assert client.get("/orders/nobody/").status_code == 404
+    retried = next(each for each in Order.objects.all() if each.pk % 7 == 0)
+    page = client.get(f"/orders/{retried.reference}/").content.decode()
+    assert "Ready" in page
+    assert "testproject.shop.tasks.PrinterBusy" in page

@@ -18,6 +18,14 @@ class Migration(migrations.Migration):
                 ("email", models.EmailField(max_length=254)),
                 ("total_cents", models.PositiveIntegerField()),
                 ("placed_at", models.DateTimeField(auto_now_add=True)),
+                (
+                    "invoice_result",
+                    models.CharField(help_text="The id of the result of the task print_invoice.", max_length=20),
+                ),
+                (
+                    "credit_result",
+                    models.CharField(help_text="The id of the result of the task check_credit.", max_length=20),
+                ),
             ],
         ),
         migrations.CreateModel(
