@@ -16,24 +16,33 @@ BLOCKS = re.findall(r"```python\n(.*?)```", README.split("\n## Five minutes\n")[
 ENVIRONMENT = {"DJANGO_SETTINGS_MODULE": "site_of_shop.settings"}
 
 
-def test_the_first_mail_is_sent(tmp_path: Path) -> None:
+def test_the_first_task_is_run_and_the_first_mail_is_sent(tmp_path: Path) -> None:
     project = _Project(tmp_path)
     settings, *others = BLOCKS
     project.add_settings(settings)
     for block in others:
         if module := re.match(r"# (shop/\w+\.py)\n", block):
             (tmp_path / module[1]).write_text(block)
-    (shell,) = [block for block in others if not block.startswith("# shop/")]
+    greet, look, order = [block for block in others if not block.startswith("# shop/")]
     project.manage("makemigrations", "shop")
     project.manage("migrate")
     assert "no issues" in project.manage("check", "--database", "default")
     worker = Process([str(tmp_path / "manage.py"), "run_alkstore"], ENVIRONMENT)
     try:
-        worker.wait_for("INFO worker started: outbox confirmations; concurrency 4")
+        worker.wait_for("INFO worker started: outbox confirmations, queue default; concurrency 4")
         worker.wait_for("INFO scheduler leads")
-        project.manage("shell", typed=shell)
+        project.manage("shell", typed=greet)
+        worker.wait_for("INFO completed job 1 in queue default in ")
+        # The page shows what an interactive shell prints of the last line.
+        code, printed = look.rstrip().rsplit("  # ", 1)
+        *lines, last = code.splitlines()
+        typed = "\n".join(
+            ["from shop.tasks import greet", "result = greet.get_result('1')", *lines, f"print(({last}))"]
+        )
+        assert printed in project.manage("shell", typed=typed)
+        project.manage("shell", typed=order)
         worker.wait_for("Thank you! It is number 1.")
-        worker.wait_for("INFO completed job 1 in outbox confirmations in ")
+        worker.wait_for("INFO completed job 2 in outbox confirmations in ")
         worker.signal(signal.SIGTERM)
         assert worker.wait() == 0
     finally:
