@@ -46,7 +46,7 @@ def announce_settled(job: JobHandle, seconds: float, late: Outcome | None = None
 
     `late`: the outcome by which the handler ended after that, if it raised.
     """
-    outcome = job.settled_by or ACK  # without one, an atomic handler has returned, and has deleted the job's row
+    outcome = job._settled_by or ACK  # without one, an atomic handler has returned, and has deleted the job's row
     _emit(settled_event(job, outcome, seconds))
     if late is not None:
         signals.emit(
@@ -60,7 +60,7 @@ def announce_settled(job: JobHandle, seconds: float, late: Outcome | None = None
 
 def _announce_refused(result: Result) -> None:
     job, outcome = result.run.job, result.outcome
-    if job.settled or job.settling:  # a callback after its commit may have kept the handle from knowing
+    if job._settled or job._settling:  # a callback after its commit may have kept the handle from knowing
         announce_settled(job, result.seconds, outcome)
     elif not result.run.lost or outcome.traceback:  # a loss that is known was announced before
         what = outcome.kind.name.lower().replace("_", " ")

@@ -307,7 +307,7 @@ class _SyncThread:
     def call(self, func: Callable[[*Ts], T], *args: *Ts) -> T:
         """Call a function of the coroutine, in this thread."""
         if self._connection is None and self.run is not None:
-            self._connection = connections[self.run.job.using]
+            self._connection = connections[self.run.job._using]
         return func(*args)
 
     def begin_to_tidy(self, ending: Ending) -> "Future[bool] | None":
@@ -319,7 +319,7 @@ class _SyncThread:
             return None
         self._is_used = False
         try:
-            return self.executor.submit(self._tidy, self.run.job.using, ending.by_database)
+            return self.executor.submit(self._tidy, self.run.job._using, ending.by_database)
         except RuntimeError:  # the process may start no more threads, so nothing has run in this one
             return None
 

@@ -96,7 +96,7 @@ class HandlerThread(threading.Thread):
     def _run_handler(self, run: Run) -> Ending:
         job = run.job
         with self._cutting:
-            self._run, self._connection = run, connections[job.using]
+            self._run, self._connection = run, connections[job._using]
         signals.emit(signals.job_started, job=job)
         on_writer_lock = partial(self._state.start_time_limit, run)
         ending = self._context.copy().run(perform, run.registration, job, on_writer_lock)
@@ -105,7 +105,7 @@ class HandlerThread(threading.Thread):
             was_cut_off, self._cut_off = self._cut_off is not None, None
         if was_cut_off:
             connection.close()
-        if tidy_connections(job.using, afresh=ending.by_database):
+        if tidy_connections(job._using, afresh=ending.by_database):
             return ending.with_transaction_left_open()
         return ending
 
@@ -123,7 +123,7 @@ class HandlerThread(threading.Thread):
                 self._cut_off = self._connection.connection
                 dialect_of(self._connection).cut_off(self._connection)
                 if run.registration.atomic:
-                    take_turn_away(run.job.using)  # which an atomic handler has for as long as it runs
+                    take_turn_away(run.job._using)  # which an atomic handler has for as long as it runs
 
     def has_open_transaction(self, run: Run) -> bool:
         """True if its handler has a transaction open that was not cut off."""

@@ -66,7 +66,7 @@ class Run:
     @property
     def holds_lease(self) -> bool:
         """True unless the lease is known to be lost, or the handler has settled the job itself."""
-        return not (self.lost or self.job.settled)
+        return not (self.lost or self.job._settled)
 
 
 def is_suspected(job: JobHandle) -> bool:
@@ -76,7 +76,7 @@ def is_suspected(job: JobHandle) -> bool:
 
 def renewal_after(began_at: float, job: JobHandle) -> float:
     """When to renew a lease that began to count at `began_at`."""
-    return began_at + max(job.visibility_timeout / RENEWALS_PER_LEASE, SHORTEST_RENEWAL)
+    return began_at + max(job._visibility_timeout / RENEWALS_PER_LEASE, SHORTEST_RENEWAL)
 
 
 class Result(NamedTuple):

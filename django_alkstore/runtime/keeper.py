@@ -137,14 +137,14 @@ class Keeper:
         if now < self._next_look():
             return
         # The own ack of a settling job may be committed, though its handle does not know that yet.
-        running = [run for run in self._state.running() if run.holds_lease and not run.job.settling]
+        running = [run for run in self._state.running() if run.holds_lease and not run.job._settling]
         self._look_for_loss_at = now + LOOK_FOR_LOSS
         version = self._version()  # also to notice that the database was replaced: no other thread may be free
         if not running or (version == self._seen and not self._missing):
             return
-        held = self._writer.read(lambda db: db.held([(run.job.id, run.job.fence) for run in running]))
+        held = self._writer.read(lambda db: db.held([(run.job.id, run.job._fence) for run in running]))
         self._seen = version
-        missing = {run for run in running if (run.job.id, run.job.fence) not in held}
+        missing = {run for run in running if (run.job.id, run.job._fence) not in held}
         for run in missing & self._missing:
             if self._state.lose(run):
                 announce_loss(run, "renewal")

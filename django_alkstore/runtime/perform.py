@@ -92,7 +92,7 @@ def perform(
         _end_forked_child(process)
         return ending_of(registration, job, error, started)
     _end_forked_child(process)
-    return Ending(None if job.settled else outcome, clock.monotonic() - started)
+    return Ending(None if job._settled else outcome, clock.monotonic() - started)
 
 
 async def perform_coroutine(registration: Registration, job: JobHandle) -> Ending:
@@ -107,7 +107,7 @@ async def perform_coroutine(registration: Registration, job: JobHandle) -> Endin
         _end_forked_child(process)
         return ending_of(registration, job, error, started)
     _end_forked_child(process)
-    return Ending(None if job.settled else _outcome_of_return(result), clock.monotonic() - started)
+    return Ending(None if job._settled else _outcome_of_return(result), clock.monotonic() - started)
 
 
 def _outcome_of_return(value: object) -> Outcome:
@@ -126,12 +126,12 @@ def ending_of(registration: Registration, job: JobHandle, error: BaseException, 
 
 def _outcome_of(job: JobHandle, error: BaseException) -> Outcome:
     is_locked_out = issubclass(type(error), OperationalError) and is_contention(
-        job.using, cast("OperationalError", error)
+        job._using, cast("OperationalError", error)
     )
-    if not is_locked_out or job.lock_errors >= LOCK_ERRORS_IN_A_ROW:
+    if not is_locked_out or job._lock_errors >= LOCK_ERRORS_IN_A_ROW:
         return outcome_of(error)
-    delay = _random.uniform(LONGEST_LOCK_PAUSE / 5, LONGEST_LOCK_PAUSE) * 2**job.lock_errors
-    return Outcome(Kind.GIVE_BACK, failures.describe(error)[0], delay=delay, lock_errors=job.lock_errors + 1)
+    delay = _random.uniform(LONGEST_LOCK_PAUSE / 5, LONGEST_LOCK_PAUSE) * 2**job._lock_errors
+    return Outcome(Kind.GIVE_BACK, failures.describe(error)[0], delay=delay, lock_errors=job._lock_errors + 1)
 
 
 def _end_forked_child(process: int) -> None:
@@ -158,10 +158,10 @@ def _run_in_transaction(
         # Receivers of what the handler's commit makes true must not run while this thread has its turn to write.
         with (
             signals.passed_to(announcements.append),
-            turn(job.using, busy_timeout(job.using)),
-            transaction.atomic(using=job.using),
+            turn(job._using, busy_timeout(job._using)),
+            transaction.atomic(using=job._using),
         ):
-            if not job.hold(registration.time_limit):
+            if not job._hold(registration.time_limit):
                 return RELEASE  # another worker has the job by now: the handler has not run
             running = True
             on_writer_lock()
@@ -171,9 +171,9 @@ def _run_in_transaction(
                 _end_forked_child(process)
             if outcome.kind is not Kind.ACK:
                 return outcome
-            job.finish(outcome)
+            job._finish(outcome)
     except OperationalError as error:
-        if running or not is_contention(job.using, error):
+        if running or not is_contention(job._using, error):
             raise
         return Outcome(Kind.GIVE_BACK, failures.describe(error)[0], delay=BUSY_PAUSE)
     finally:

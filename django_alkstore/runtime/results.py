@@ -43,7 +43,7 @@ class Results:
 
     def count(self, job: JobHandle) -> None:
         """The handler has settled the job itself: as what it is counted."""
-        outcome = job.settled_by or ACK
+        outcome = job._settled_by or ACK
         self.completed += outcome.kind is Kind.ACK
         self.failed += outcome.is_failure
 

@@ -114,7 +114,7 @@ class SharedState:
                 return None
             while (run := self._next()) is not None:
                 self._waiting.remove(run)
-                if run.job.lease_expires_us > now_us:
+                if run.job._lease_expires_us > now_us:
                     self._start(run, me, now)
                     return run
                 self._lapsed.append(run)
@@ -324,7 +324,7 @@ class SharedState:
 
     def _to_renew(self, now: float, lapsed_by: int | None) -> list[Run]:
         def is_due(run: Run) -> bool:
-            return now >= run.renew_at or (lapsed_by is not None and run.job.lease_expires_us <= lapsed_by)
+            return now >= run.renew_at or (lapsed_by is not None and run.job._lease_expires_us <= lapsed_by)
 
         held = (*self._running, *self._waiting)
         return [*self._lapsed, *(run for run in held if is_due(run) and run.holds_lease)]
@@ -339,7 +339,7 @@ class SharedState:
         with self._lock:
             for run, ends in renewals:
                 if ends is not None:
-                    run.job.lease_expires_us = max(ends, run.job.lease_expires_us)
+                    run.job._lease_expires_us = max(ends, run.job._lease_expires_us)
                     run.renew_at = renewal_after(began_at, run.job)
                 else:
                     run.renew_at = began_at + LOOK_FOR_LOSS

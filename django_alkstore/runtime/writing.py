@@ -182,7 +182,7 @@ class Writer:
         now = clock.now_us()
         written = Written()
         acks = [one.run for one in results if one.outcome.kind is Kind.ACK and one.outcome.result is None]
-        acked = outcomes.ack_all(db, [run.job.claim(_held_at(run, now)) for run in acks], now) if acks else set()
+        acked = outcomes.ack_all(db, [run.job._claim(_held_at(run, now)) for run in acks], now) if acks else set()
         for result in results:
             job, outcome = result.run.job, result.outcome
             if outcome.kind is Kind.ACK and outcome.result is None:
@@ -197,8 +197,8 @@ class Writer:
             written.results.append((result, took_effect))
         for run in renewals:
             # Not earlier than the handler's own heartbeat has it.
-            ends = max(min(now + round(run.job.visibility_timeout * SECOND), LAST_US), run.job.lease_expires_us)
-            renewed = db.renew(run.job.claim(_held_at(run, now)), ends)
+            ends = max(min(now + round(run.job._visibility_timeout * SECOND), LAST_US), run.job._lease_expires_us)
+            renewed = db.renew(run.job._claim(_held_at(run, now)), ends)
             written.renewals.append((run, ends if renewed else None))
         if claims is not None:
             claims(db, written)
@@ -297,7 +297,7 @@ def _kept(claimed: list[JobHandle], db: Operations, is_alone: Callable[[JobHandl
     kept = [] if is_alone(first) else [job for job in others if not is_alone(job)]
     for job in others:
         if job not in kept:
-            db.give_back((job.id, job.fence, UNTAKEN), None)
+            db.give_back((job.id, job._fence, UNTAKEN), None)
     return [first, *kept]
 
 
@@ -313,4 +313,4 @@ def _held_at(run: Run, now: int) -> int:
     could renew it, nor take it: then the fence alone decides. A lease that is known to be lost stays lost. So does
     one that was refused to the handler: its transaction was rolled back, and the job must not count as done.
     """
-    return now if run.lost or run.job.refused else UNTAKEN
+    return now if run.lost or run.job._refused else UNTAKEN

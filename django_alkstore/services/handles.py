@@ -80,22 +80,22 @@ class JobHandle:
 
     __slots__ = (
         "_claimed_at",
+        "_fence",
+        "_jitter",
+        "_lease_expires_us",
         "_lease_lost",
+        "_refused",
         "_row",
+        "_settled_by",
+        "_settling",
         "_stopping",
         "_task_result",
+        "_using",
         "attempt",
-        "fence",
         "id",
-        "jitter",
-        "lease_expires_us",
         "max_attempts",
         "payload",
         "queue",
-        "refused",
-        "settled_by",
-        "settling",
-        "using",
     )
 
     def __init__(self, using: str, row: ClaimedJob) -> None:
@@ -105,22 +105,22 @@ class JobHandle:
         if not isinstance(row.max_attempts, int) or not isinstance(row.lock_errors, int):
             raise TypeError("its maximum of attempts or its count of lock errors is not a whole number")
         self._row = row
-        self.using = using
+        self._using = using
         self.id: int = row.id
         self.queue: str = row.queue
         self.payload: Any = decode_payload(row.payload)
         self.attempt: int = row.attempts
         """Which delivery this is, from 1."""
         self.max_attempts: int = row.max_attempts
-        self.lease_expires_us = row.lease_expires_at
-        self.fence: int = row.fence
-        self.jitter = backoff.rng.random()
+        self._lease_expires_us = row.lease_expires_at
+        self._fence: int = row.fence
+        self._jitter = backoff.rng.random()
         """From 0 to 1: how much of `BACKOFF_JITTER` is added to the wait if this attempt fails."""
-        self.settled_by: Outcome | None = None
+        self._settled_by: Outcome | None = None
         """The outcome by which one of this handle's own calls ended the claim, once that is committed."""
-        self.settling = False
+        self._settling = False
         """True once one of them has done so in an open transaction, which may still be rolled back."""
-        self.refused = False
+        self._refused = False
         """True once one of this handle's own calls has found that the lease is lost."""
         self._claimed_at: float | None = None
         """For a claim by hand: its moment on the monotonic clock. None for a worker's."""
@@ -133,13 +133,13 @@ class JobHandle:
         return f"<JobHandle {self.id} in {self.queue}, attempt {self.attempt} of {self.max_attempts}>"
 
     @property
-    def settled(self) -> bool:
+    def _settled(self) -> bool:
         """True once one of this handle's own calls has ended the claim, and that is committed."""
-        return self.settled_by is not None
+        return self._settled_by is not None
 
-    def claim(self, held_at: int) -> Claim:
+    def _claim(self, held_at: int) -> Claim:
         """The claim, whose lease must not have run out at `held_at` (microseconds)."""
-        return (self.id, self.fence, held_at)
+        return (self.id, self._fence, held_at)
 
     @property
     def idempotency_key(self) -> str:
@@ -152,7 +152,7 @@ class JobHandle:
     @property
     def lease_expires_at(self) -> datetime:
         """When the lease ends, unless it is extended."""
-        return from_us(self.lease_expires_us)
+        return from_us(self._lease_expires_us)
 
     @property
     def priority(self) -> int:
@@ -183,22 +183,22 @@ class JobHandle:
         return None if self._row.fire_at is None else readable(self._row.fire_at)
 
     @property
-    def visibility_timeout(self) -> float:
+    def _visibility_timeout(self) -> float:
         """Seconds."""
         return self._row.visibility_timeout
 
     @property
-    def backoff_base(self) -> float:
+    def _backoff_base(self) -> float:
         """Seconds."""
         return self._row.backoff_base
 
     @property
-    def history(self) -> bytes:
+    def _history(self) -> bytes:
         """The errors so far, as stored."""
         return self._row.errors
 
     @property
-    def lock_errors(self) -> int:
+    def _lock_errors(self) -> int:
         """How many attempts in a row have ended with a lock error of the database and were given back."""
         return self._row.lock_errors
 
@@ -232,37 +232,37 @@ class JobHandle:
 
     def ack(self) -> bool:
         """The job is done."""
-        return self.settle(outcomes.ACK)
+        return self._settle(outcomes.ACK)
 
     def retry(self, error: object = None, delay: Duration | None = None) -> bool:
         """This attempt failed with `error` (text or exception): pending again after `delay` seconds (default: the
         backoff curve) while attempts are left, else dead. `InvalidOption` for a delay out of range."""
-        return self.settle(outcomes.retry(error, delay))
+        return self._settle(outcomes.retry(error, delay))
 
     def fail(self, error: object) -> bool:
         """This attempt failed with `error` (text or exception), and there is no use in another: dead at once."""
-        return self.settle(outcomes.fail(error))
+        return self._settle(outcomes.fail(error))
 
     def release(self) -> bool:
         """Give the job back at once; this attempt is not counted."""
-        return self.settle(outcomes.RELEASE)
+        return self._settle(outcomes.RELEASE)
 
     def heartbeat(self, extend: Duration | None = None) -> bool:
         """Let the lease end `extend` seconds (default: the job's visibility timeout) from now."""
-        extension = self.visibility_timeout if extend is None else seconds("extend", extend, zero=False)
+        extension = self._visibility_timeout if extend is None else seconds("extend", extend, zero=False)
         if extend is not None:
             moment_after("extend", clock.now_us(), extension)
 
         def renew(db: Operations) -> int | None:
             now = clock.now_us()
             ends = min(now + round(extension * SECOND), LAST_US)
-            return ends if db.renew(self.claim(now), ends) else None
+            return ends if db.renew(self._claim(now), ends) else None
 
-        ends = write_statement(self.using, renew)
+        ends = write_statement(self._using, renew)
         if ends is None:
             self._note_refusal()
             return False
-        self.lease_expires_us = ends
+        self._lease_expires_us = ends
         return True
 
     def ack_tx(self) -> None:
@@ -271,11 +271,11 @@ class JobHandle:
         Raises `TransactionRequired` outside one, and `LeaseLost` where the lease was lost; the transaction is
         then marked for rollback, so that catching the error does not commit.
         """
-        require_open(self.using, "ack_tx")
-        acked = write_statement(self.using, lambda db: outcomes.apply(db, self, outcomes.ACK, clock.now_us()))
+        require_open(self._using, "ack_tx")
+        acked = write_statement(self._using, lambda db: outcomes.apply(db, self, outcomes.ACK, clock.now_us()))
         if not acked:
             self._note_refusal()
-            mark_for_rollback(self.using)
+            mark_for_rollback(self._using)
             raise LeaseLost(self.id)
         self._settle_at_commit(outcomes.ACK)
 
@@ -285,7 +285,7 @@ class JobHandle:
     arelease = twin(release)
     aheartbeat = twin(heartbeat)
 
-    def hold(self, duration: float) -> bool:
+    def _hold(self, duration: float) -> bool:
         """In the caller's open transaction: take the writer lock, and lease for `duration` seconds from now.
 
         Nobody else could renew the lease while the lock is held; rolled back, it was never extended. A lease that
@@ -294,32 +294,32 @@ class JobHandle:
 
         def extend(db: Operations) -> bool:
             ends = min(clock.now_us() + round(duration * SECOND), LAST_US)
-            return db.renew(self.claim(UNTAKEN), ends)
+            return db.renew(self._claim(UNTAKEN), ends)
 
-        return write_statement(self.using, extend)
+        return write_statement(self._using, extend)
 
-    def finish(self, outcome: Outcome = outcomes.ACK) -> None:
+    def _finish(self, outcome: Outcome = outcomes.ACK) -> None:
         """In the transaction that `hold` has begun: ack, unless the job has been settled in it."""
-        if write_statement(self.using, lambda db: outcomes.apply(db, self, outcome, clock.now_us(), UNTAKEN)):
+        if write_statement(self._using, lambda db: outcomes.apply(db, self, outcome, clock.now_us(), UNTAKEN)):
             self._settle_at_commit(outcome)
 
     def _settle_at_commit(self, outcome: Outcome) -> None:
         """Now, or when the open transaction is committed: a rollback to a savepoint may still undo it."""
-        connection = connections[self.using]
+        connection = connections[self._using]
         if connection.in_atomic_block:
-            self.settling = True
-            transaction.on_commit(partial(self._mark_settled, outcome), using=self.using)
+            self._settling = True
+            transaction.on_commit(partial(self._mark_settled, outcome), using=self._using)
         elif connection.autocommit:  # known: it has just written
             self._mark_settled(outcome)
 
     def _mark_settled(self, outcome: Outcome) -> None:
         # Without the exception, which refers to frames that refer to this handle.
-        self.settled_by = outcome._replace(raised=None)
+        self._settled_by = outcome._replace(raised=None)
         tell_settled(self, outcome)
 
-    def settle(self, outcome: Outcome) -> bool:
+    def _settle(self, outcome: Outcome) -> bool:
         """End the claim with `outcome`, which the methods above are made of."""
-        done = write_statement(self.using, lambda db: outcomes.apply(db, self, outcome, clock.now_us()))
+        done = write_statement(self._using, lambda db: outcomes.apply(db, self, outcome, clock.now_us()))
         if done:
             self._settle_at_commit(outcome)
         else:
@@ -327,5 +327,5 @@ class JobHandle:
         return done
 
     def _note_refusal(self) -> None:
-        self.refused = True
+        self._refused = True
         self.lease_lost.set()

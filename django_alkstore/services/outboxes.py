@@ -74,7 +74,7 @@ class Outbox:
         try:
             run_to_end(deliver, job)
         except Exception as error:  # noqa: BLE001  any exception ends this attempt
-            job.settle(outcome_of(error))
+            job._settle(outcome_of(error))
         except BaseException as error:
             try:
                 job.release()
@@ -82,7 +82,7 @@ class Outbox:
                 error.add_note(f"{job!r} could not be given back ({failure}); its lease runs out by itself")
             raise
         else:
-            if not job.settled:
+            if not job._settled:
                 job.ack()
         return True
 

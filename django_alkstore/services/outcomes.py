@@ -75,17 +75,17 @@ TIME_LIMIT = Outcome(Kind.RETRY, *failures.describe_reason(failures.TIME_LIMIT))
 class Claimed(Protocol):
     """The attributes of a claimed job that an outcome needs."""
 
-    def claim(self, held_at: int) -> Claim: ...
+    def _claim(self, held_at: int) -> Claim: ...
     @property
     def attempt(self) -> int: ...
     @property
     def max_attempts(self) -> int: ...
     @property
-    def backoff_base(self) -> float: ...
+    def _backoff_base(self) -> float: ...
     @property
-    def jitter(self) -> float: ...
+    def _jitter(self) -> float: ...
     @property
-    def history(self) -> bytes: ...
+    def _history(self) -> bytes: ...
 
 
 def retry(error: object = None, delay: Duration | None = None) -> Outcome:
@@ -143,7 +143,7 @@ def wait_before_retry(job: Claimed, outcome: Outcome) -> float | None:
         return None
     if outcome.delay is not None:
         return outcome.delay
-    return curve_wait(job.backoff_base, job.attempt, job.jitter)
+    return curve_wait(job._backoff_base, job.attempt, job._jitter)
 
 
 def curve_wait(base: float, attempt: int, jitter: float) -> float:
@@ -157,7 +157,7 @@ def apply(db: Operations, job: Claimed, outcome: Outcome, now: int, held_at: int
 
     `held_at`: the moment at which the lease must not have run out (default: now).
     """
-    claim = job.claim(now if held_at is None else held_at)
+    claim = job._claim(now if held_at is None else held_at)
     if outcome.kind is Kind.ACK:
         if outcome.result is not None and conf.settings().keep_completed != 0:
             return db.complete(claim, now, outcome.result)
@@ -168,7 +168,7 @@ def apply(db: Operations, job: Claimed, outcome: Outcome, now: int, held_at: int
     entry = failures.failure(
         job.attempt, from_us(now), failures.Described(outcome.error, outcome.traceback, outcome.exception)
     )
-    errors = failures.append(job.history, entry)
+    errors = failures.append(job._history, entry)
     wait = wait_before_retry(job, outcome)
     if wait is None:
         return db.bury(claim, now, errors, outcome.error)

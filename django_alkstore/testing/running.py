@@ -78,8 +78,8 @@ def _end(job: JobHandle, ending: Ending) -> BaseException | None:
     error = None if outcome is None or outcome.asked_for else outcome.take_exception()
     if outcome is not None and error is not None:
         outcome = outcome._replace(raised=Raised(error))  # the announcement takes it, too
-    if job.settled:
+    if job._settled:
         announce_settled(job, ending.seconds, outcome)
-    elif outcome is not None and job.settle(outcome):
+    elif outcome is not None and job._settle(outcome):
         announce_outcome(job, outcome, ending.seconds)
     return error

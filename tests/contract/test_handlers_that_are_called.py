@@ -399,3 +399,15 @@ def test_an_enqueue_that_is_cancelled_halfway_leaves_a_whole_job_or_none(transac
     stored = [job.payload["number"] for job in Job.objects.all()]
     assert set(range(1, 20, 2)) <= set(stored)
     assert len(stored) == len(set(stored))
+
+
+def test_the_handle_shows_what_the_contract_names_and_nothing_else() -> None:
+    shown = {name for name in dir(JobHandle) if not name.startswith("_")}
+    values = (
+        "id idempotency_key queue payload attempt max_attempts priority enqueued_at run_at lease_expires_at last_error"
+    )
+    assert shown == {
+        *values.split(),
+        *["schedule", "fire_at", "lease_lost", "stopping", "ack", "retry", "fail", "heartbeat", "release", "ack_tx"],
+        *["aack", "aretry", "afail", "aheartbeat", "arelease"],
+    }

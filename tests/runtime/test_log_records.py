@@ -377,8 +377,8 @@ def test_a_job_that_its_handler_settles_is_announced_as_what_became_of_it(
     (registration,) = registry.registrations()
     job = claimed("settled")
     assert perform(registration, job).outcome is None
-    assert job.settled_by is not None
-    assert job.settled_by.is_failure is fails
+    assert job._settled_by is not None
+    assert job._settled_by.is_failure is fails
     announce_settled(job, 1.0)
     assert sent == [event]
 

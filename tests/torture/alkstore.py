@@ -30,7 +30,7 @@ class Injected(Exception):
 
 
 def chance_of(job: JobHandle) -> random.Random:
-    return random.Random(f"{os.environ['TORTURE_SEED']}:{job.id}:{job.fence}")
+    return random.Random(f"{os.environ['TORTURE_SEED']}:{job.id}:{job._fence}")
 
 
 def reference_of(job: JobHandle) -> str:
@@ -38,7 +38,7 @@ def reference_of(job: JobHandle) -> str:
 
 
 def effect_of(job: JobHandle) -> Effect:
-    return Effect(job_id=job.id, fence=job.fence, reference=reference_of(job))
+    return Effect(job_id=job.id, fence=job._fence, reference=reference_of(job))
 
 
 def _work(chance: random.Random) -> None:
@@ -121,7 +121,7 @@ def self_ack(job: JobHandle) -> None:
         done = job.release()
     else:
         done = job.retry(f"{INJECTED}: by itself", delay=0.1)
-    journal.note("settled itself", job=job.id, fence=job.fence, way=way, done=done)
+    journal.note("settled itself", job=job.id, fence=job._fence, way=way, done=done)
 
 
 @handler("limited", time_limit=1.0)
@@ -137,7 +137,7 @@ def mail(job: JobHandle) -> None:
     _work(chance)
     if chance.random() < 0.1:
         raise Injected(f"{INJECTED}: refused")
-    journal.note("delivered", job=job.id, fence=job.fence, reference=reference_of(job))
+    journal.note("delivered", job=job.id, fence=job._fence, reference=reference_of(job))
 
 
 @delivery("exact", atomic=True)

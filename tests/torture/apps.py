@@ -39,13 +39,13 @@ def _note_up(**data: Any) -> None:
 
 def _note_job(event: str, signal: Signal) -> None:
     def receive(*, job: Any, **data: Any) -> None:
-        journal.note(event, job=job.id, fence=job.fence)
+        journal.note(event, job=job.id, fence=job._fence)
 
     signal.connect(receive, weak=False)
 
 
 def _note_lost(*, job: Any, what: str, **data: Any) -> None:
-    journal.note("lost", job=job.id, fence=job.fence, what=what)
+    journal.note("lost", job=job.id, fence=job._fence, what=what)
 
 
 _term: list[str] = []
