@@ -4,11 +4,10 @@ from importlib.util import find_spec
 from typing import Any
 
 import django
-from django.conf import settings
 
 from django_alkstore.exceptions import InvalidOption
 from django_alkstore.names import validate_name
-from django_alkstore.registrations import Registration, registrations
+from django_alkstore.registrations import Registration, registrations, uses_tasks
 
 
 def handled(using: str) -> list[Registration]:
@@ -83,6 +82,4 @@ def _backends() -> list[Any]:
 
 def _may_have_tasks() -> bool:
     """True if the setting names a backend of this library, and Django or a package has the API."""
-    named = [str(params.get("BACKEND", "")) for params in (getattr(settings, "TASKS", None) or {}).values()]
-    has_api = django.VERSION >= (6, 0) or find_spec("django_tasks") is not None
-    return has_api and any(not name.startswith(("django.tasks.", "django_tasks.")) for name in named)
+    return uses_tasks() and (django.VERSION >= (6, 0) or find_spec("django_tasks") is not None)

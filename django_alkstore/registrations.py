@@ -14,6 +14,7 @@ from typing import Any, NamedTuple
 
 from asgiref.sync import iscoroutinefunction
 from django.apps import apps
+from django.conf import settings
 from django.core.exceptions import ImproperlyConfigured
 from django.utils.module_loading import module_has_submodule
 
@@ -21,6 +22,7 @@ from django_alkstore import signals
 from django_alkstore.names import describe_queue, outbox_of
 
 MODULE = "alkstore"
+TASKS_MODULE = "tasks"
 DEFAULT_TIME_LIMIT = 3_600.0
 
 
@@ -59,6 +61,19 @@ class Registration(NamedTuple):
         return outbox_of(self.queue) is not None
 
 
+class Declaration(NamedTuple):
+    """A schedule that `@scheduled` declares."""
+
+    name: str
+    spec: str
+    queue: str
+    payload: Any
+    task: str
+    """The dotted path of a task; empty for a handler."""
+    options: Mapping[str, Any]
+    module: str
+
+
 class BrokenModule(NamedTuple):
     """An `alkstore` module that could not be imported."""
 
@@ -68,8 +83,10 @@ class BrokenModule(NamedTuple):
 
 
 _registered: dict[str, Registration] = {}
+_declared: dict[str, Declaration] = {}
 _broken: list[BrokenModule] = []
 _discovered = False
+_has_tasks = False
 _discovering = threading.RLock()
 _LONGEST_DISCOVERY = 10.0
 """Seconds that an enqueue waits for another thread that imports the modules. Perhaps that thread waits for this one."""
@@ -94,6 +111,41 @@ def makes_coroutine(target: Callable[..., Any]) -> bool:
     while isinstance(target, partial):
         target = target.func
     return iscoroutinefunction(target) or iscoroutinefunction(getattr(target, "__call__", None))  # noqa: B004
+
+
+def declare(declaration: Declaration) -> None:
+    """Add a schedule. `ImproperlyConfigured` if two have one name."""
+    taken = _declared.get(declaration.name)
+    if taken is not None:
+        raise ImproperlyConfigured(
+            f"the schedule {declaration.name!r} is declared twice: in {taken.module} and in {declaration.module}"
+        )
+    _declared[declaration.name] = declaration
+
+
+def declarations() -> list[Declaration]:
+    """The schedules that `@scheduled` declares in the `alkstore` and `tasks` modules of the installed apps, by name."""
+    autodiscover()
+    with _discovering:
+        _import_tasks()
+    return [_declared[name] for name in sorted(_declared)]
+
+
+def _import_tasks() -> None:
+    """Import the `tasks` module of every installed app, if tasks of the project are this library's."""
+    global _has_tasks  # noqa: PLW0603  a process imports them once
+    if _has_tasks or not uses_tasks():
+        return
+    _has_tasks = True
+    for app in apps.get_app_configs():
+        if app.module is not None and module_has_submodule(app.module, TASKS_MODULE):
+            _import(f"{app.name}.{TASKS_MODULE}")
+
+
+def uses_tasks() -> bool:
+    """True if the setting `TASKS` names a backend that is neither Django's own nor the package's."""
+    named = [str(params.get("BACKEND", "")) for params in (getattr(settings, "TASKS", None) or {}).values()]
+    return any(not name.startswith(("django.tasks.", "django_tasks.")) for name in named)
 
 
 def where(target: Callable[..., Any]) -> str:
@@ -127,6 +179,8 @@ def _import(module: str) -> None:
         # What it registered before it failed is half a module: a worker must not run it.
         for queue in [queue for queue, registration in _registered.items() if registration.module == module]:
             del _registered[queue]
+        for name in [name for name, declaration in _declared.items() if declaration.module == module]:
+            del _declared[name]
         _changed()
         broken = BrokenModule(module, f"{type(error).__name__}: {error}", traceback.format_exc())
         _broken.append(broken)
@@ -173,11 +227,12 @@ def _changed() -> None:
 @contextmanager
 def isolated() -> Iterator[None]:
     """Inside the block nothing is registered but what the block registers, and nothing is discovered. For tests."""
-    global _discovered  # noqa: PLW0603  put back below
-    before = dict(_registered), list(_broken), _discovered
+    global _discovered, _has_tasks  # noqa: PLW0603  put back below
+    before = dict(_registered), list(_broken), _discovered, dict(_declared), _has_tasks
     _registered.clear()
+    _declared.clear()
     _broken.clear()
-    _discovered = True
+    _discovered = _has_tasks = True
     _changed()
     try:
         yield
@@ -186,4 +241,7 @@ def isolated() -> Iterator[None]:
         _registered.update(before[0])
         _broken[:] = before[1]
         _discovered = before[2]
+        _declared.clear()
+        _declared.update(before[3])
+        _has_tasks = before[4]
         _changed()

@@ -5,7 +5,7 @@ from collections.abc import Callable, Iterable, Mapping
 from datetime import datetime
 from functools import update_wrapper
 from inspect import Signature, signature
-from typing import Any, Generic, Literal, ParamSpec, TypeVar, Unpack, overload
+from typing import Any, Generic, Literal, ParamSpec, TypeVar, Unpack, cast, overload
 
 from asgiref.sync import markcoroutinefunction
 from django.core.exceptions import ImproperlyConfigured
@@ -15,22 +15,26 @@ from django_alkstore.dialects.transactions import require_open, resolve_default
 from django_alkstore.durations import Duration, seconds
 from django_alkstore.exceptions import InvalidOption, shown
 from django_alkstore.models import Job
-from django_alkstore.names import describe_queue, outbox_queue, validate_name
+from django_alkstore.names import describe_queue, outbox_of, outbox_queue, validate_name
 from django_alkstore.registrations import (
     DEFAULT_TIME_LIMIT,
     BrokenModule,
+    Declaration,
     Registration,
     autodiscover,
     broken_modules,
+    declare,
     isolated,
     makes_coroutine,
     register,
     registrations,
     where,
 )
+from django_alkstore.services.declared import check_declaration, task_options, task_payload
 from django_alkstore.services.handles import JobHandle
 from django_alkstore.services.options import NEVER, FireOptions, JobOptions, UnkeyedOptions, check_fire_options
 from django_alkstore.services.queues import add, add_many, get_or_add
+from django_alkstore.services.schedules import ScheduleOptions
 from django_alkstore.services.twins import twin
 
 __all__ = [
@@ -43,10 +47,12 @@ __all__ = [
     "handler",
     "isolated",
     "registrations",
+    "scheduled",
 ]
 
 P = ParamSpec("P")
 R = TypeVar("R")
+D = TypeVar("D")
 
 
 class HandlerOptions(FireOptions, total=False):
@@ -182,6 +188,44 @@ def delivery(
 def delivery(outbox: str, *, unpack: bool = False, **options: Unpack[HandlerOptions]) -> Callable[..., Any]:
     """Register the decorated callable for the jobs of the outbox `outbox`. As `handler`."""
     return _registrar(outbox_queue(outbox), unpack, options)
+
+
+def scheduled(
+    spec: str,
+    name: str | None = None,
+    *,
+    payload: Any = None,
+    args: Iterable[Any] = (),
+    kwargs: Mapping[str, Any] | None = None,
+    **options: Unpack[ScheduleOptions],
+) -> Callable[[D], D]:
+    """Declare a schedule for the handler or the task below, which is returned as it was.
+
+    `name`: default, the dotted path of the function. `payload`: of a handler's jobs; `args` and `kwargs`: of a task.
+    The scheduler brings the rows in line with the code when it begins to lead: a schedule that is new is added, one
+    that has changed is changed, and one that is no longer declared fires nothing any more. Raises as
+    `services.schedule`, and `ImproperlyConfigured` if another schedule of the code has the name.
+    """
+    module = sys._getframe(1).f_globals.get("__name__", "")
+
+    def decorate(target: D) -> D:
+        if isinstance(target, Handler):
+            queue, task, given = target.queue, "", payload
+        elif hasattr(target, "module_path"):
+            queue, task, given = target.queue_name, target.module_path, task_payload(args, kwargs)  # type: ignore[attr-defined]
+        else:
+            raise InvalidOption(f"@scheduled stands above @handler or @task, not above {shown(target)}")
+        if outbox_of(queue) is not None:
+            raise InvalidOption("@scheduled is for handlers and tasks; a delivery is for what a transaction enqueues")
+        chosen = {**task_options(target), **options} if task else dict(options)
+        declaration = Declaration(
+            name or task or where(cast("Callable[..., Any]", target)), spec, queue, given, task, chosen, module
+        )
+        check_declaration(declaration)
+        declare(declaration)
+        return target
+
+    return decorate
 
 
 def _registrar(queue: str, unpack: bool, options: Mapping[str, Any]) -> Callable[[Callable[..., Any]], Any]:

@@ -55,6 +55,9 @@ standing_by = Signal()  # owner, expires_at
 standby_ended = Signal()  # it was told to stop
 schedule_fired = Signal()  # fire
 schedule_broken = Signal()  # name, reason
+schedule_brought_in_line = Signal()  # name, change: "added", "changed", "disabled" or "conflict"
+schedule_ended = Signal()  # name: it is declared, and no boundary follows
+boundaries_passed = Signal()  # name, coalesced, too_late, overlapped: boundaries that did not fire
 jobs_pruned = Signal()  # removed
 database_trouble = Signal()  # doing, error, pause; reason: the files that cannot be written, or None
 database_recovered = Signal()  # doing
@@ -369,6 +372,37 @@ _log(
     lambda: "no handler is registered in an alkstore.py of the installed apps: schedules are fired, and no job is run",
 )
 _log(jobs_unhandled, logging.WARNING, unhandled)
+
+
+def ended_schedule(name: str, **_: object) -> str:
+    return f"schedule {name} has no next boundary: its moments are past"
+
+
+_log(schedule_ended, logging.INFO, ended_schedule)
+
+
+_IN_LINE = {
+    "added": "schedule {} was added: the code declares it",
+    "changed": "schedule {} was changed: the code declares it otherwise",
+    "disabled": "schedule {} fires nothing any more: the code no longer declares it",
+    "conflict": "schedule {} is declared by the code and by a call of schedule(); that of the call stands",
+}
+
+
+def brought_in_line(name: str, change: str, **_: object) -> str:
+    return _IN_LINE[change].format(name)
+
+
+_log(schedule_brought_in_line, logging.INFO, brought_in_line)
+
+
+def passed_boundaries(name: str, coalesced: int, too_late: int, overlapped: int, **_: object) -> str:
+    counts = {"covered by a later one": coalesced, "too late": too_late, "beside an earlier job": overlapped}
+    listed = ", ".join(f"{number} {what}" for what, number in counts.items() if number)
+    return f"schedule {name} has passed boundaries without firing: {listed}"
+
+
+_log(boundaries_passed, logging.WARNING, passed_boundaries)
 
 
 def unknown_task(job: Any, task: str, reason: str, delay: float, **_: object) -> str:

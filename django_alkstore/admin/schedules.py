@@ -7,12 +7,14 @@ from django.contrib import admin
 from django.db.models import QuerySet
 from django.http import HttpRequest, HttpResponse
 from django.utils.safestring import SafeString
+from django.utils.timezone import localtime
 
 from django_alkstore import clock
 from django_alkstore.admin import show
 from django_alkstore.admin.base import Button, ReadOnlyAdmin
 from django_alkstore.admin.explain import Verdict, explain_schedule
 from django_alkstore.admin.lists import DropdownFilter
+from django_alkstore.exceptions import InvalidSpec
 from django_alkstore.models import Schedule
 
 
@@ -33,6 +35,14 @@ class StateFilter(DropdownFilter):
         return queryset
 
 
+def _text_or_nothing(value: str | None) -> SafeString | str:
+    return show.NOTHING if value is None else show.text(value)
+
+
+def _duration_or_nothing(value: float | None) -> str:
+    return show.NOTHING if value is None else show.duration(value)
+
+
 @admin.register(Schedule)
 class ScheduleAdmin(ReadOnlyAdmin[Schedule]):
     list_display = ("title", "badge", "next_fire", "rule", "target", "last_fire")
@@ -47,7 +57,18 @@ class ScheduleAdmin(ReadOnlyAdmin[Schedule]):
         "fire_now": Button("fire_now", "Fire now"),
     }
     fieldsets = (
-        (None, {"fields": (("badge", "grammar", "target"), ("next_fire_full", "last_fire_full"))}),
+        (
+            None,
+            {
+                "fields": (
+                    ("badge", "grammar", "zone", "target"),
+                    ("next_fire_full", "last_fire_full"),
+                    "boundaries",
+                    "counts",
+                )
+            },
+        ),
+        ("When it fires", {"fields": (("missed", "late", "beside", "spread"), ("begins", "ends"))}),
         ("Error", {"fields": ("error",), "classes": ("alkstore-wide",)}),
         ("Payload", {"fields": ("payload_json",), "classes": ("alkstore-wide",)}),
         (
@@ -59,6 +80,13 @@ class ScheduleAdmin(ReadOnlyAdmin[Schedule]):
 
     rule = show.column("spec", "spec", show.text)
     grammar = show.column("spec", "spec", show.text)
+    zone = show.column("timezone", "time zone", _text_or_nothing)
+    missed = show.column("catch_up", "missed boundaries", _text_or_nothing)
+    late = show.column("grace", "grace", _duration_or_nothing)
+    beside = show.column("overlap", "overlap", show.text)
+    spread = show.column("jitter", "jitter", show.duration)
+    begins = show.column("starts_at", "starts at", show.moment)
+    ends = show.column("ends_at", "ends at", show.moment)
     target = show.column("queue", "queue", lambda queue: show.text(show.queue_name(queue)))
     last_fire = show.column("last_fire_at", "last fire", show.short_moment)
     last_fire_full = show.column("last_fire_at", "last fire", show.moment)
@@ -77,17 +105,47 @@ class ScheduleAdmin(ReadOnlyAdmin[Schedule]):
 
     @admin.display(description="state")
     def badge(self, schedule: Schedule) -> SafeString:
+        if schedule.undeclared_at is not None:
+            return show.badge("paused", "No longer declared")
         if schedule.enabled:
-            return show.badge("on", "On")
+            return show.badge("on", "On" if schedule.next_fire_at is not None else "Over")
         return show.badge("broken", "Broken") if schedule.last_error else show.badge("paused", "Paused")
 
     @admin.display(description="next fire")
     def next_fire(self, schedule: Schedule) -> SafeString | str:
-        return show.short_moment(schedule.next_fire_at) if schedule.enabled else show.NOTHING
+        return show.short_moment(schedule.next_fire_at) if self._fires(schedule) else show.NOTHING
 
     @admin.display(description="next fire")
     def next_fire_full(self, schedule: Schedule) -> SafeString | str:
-        return show.moment(schedule.next_fire_at) if schedule.enabled else show.NOTHING
+        return show.moment(schedule.next_fire_at) if self._fires(schedule) else show.NOTHING
+
+    @staticmethod
+    def _fires(schedule: Schedule) -> bool:
+        return schedule.enabled and schedule.undeclared_at is None and schedule.next_fire_at is not None
+
+    @admin.display(description="next boundaries")
+    def boundaries(self, schedule: Schedule) -> SafeString | str:
+        from django_alkstore.services.schedules import boundaries_of
+
+        try:
+            found = boundaries_of(schedule, 5) if self._fires(schedule) else []
+        except InvalidSpec:
+            found = []
+        return (
+            show.text(", ".join(f"{moment:%Y-%m-%d %H:%M:%S}" for moment in map(localtime, found)))
+            if found
+            else show.NOTHING
+        )
+
+    @admin.display(description="boundaries so far")
+    def counts(self, schedule: Schedule) -> str:
+        counts = {
+            "fired": schedule.fired,
+            "covered by a later one": schedule.coalesced,
+            "too late": schedule.too_late,
+            "beside an earlier job": schedule.overlapped,
+        }
+        return ", ".join(f"{number} {what}" for what, number in counts.items() if number) or show.NOTHING
 
     @admin.display(description="JSON")
     def payload_json(self, schedule: Schedule) -> SafeString:

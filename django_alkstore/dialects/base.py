@@ -149,6 +149,22 @@ class StoredSchedule(NamedTuple):
     backoff_base: float | None
     expires_in: float | None
     next_fire_at: int
+    timezone: bytes | None
+    task: bytes
+    ends_at: int | None
+    catch_up: bytes | None
+    grace: float | None
+    overlap: bytes
+    jitter: float
+
+
+class BoundaryCounts(NamedTuple):
+    """What became of the boundaries that a schedule has passed."""
+
+    fired: int = 0
+    coalesced: int = 0
+    too_late: int = 0
+    overlapped: int = 0
 
 
 class QueueCounts(NamedTuple):
@@ -333,11 +349,24 @@ class Operations(ABC):
         """The earliest next boundary of an enabled schedule."""
 
     @abstractmethod
-    def move_schedule(self, schedule_id: int, boundary: int, now: int, next_fire_at: int, last_fire_at: int) -> bool:
-        """Set the schedule's next boundary and the last that it fired. Takes effect only while `boundary` is the next.
+    def move_schedule(
+        self,
+        schedule_id: int,
+        boundary: int,
+        now: int,
+        next_fire_at: int | None,
+        last_fire_at: int | None,
+        counts: BoundaryCounts,
+    ) -> bool:
+        """Set the schedule's next boundary and the last that it fired (None: as it was), and count what became of those
+        that it has passed. Takes effect only while `boundary` is the next.
 
         So a schedule that was declared anew, or moved, since it was read is left as it is. *One statement.*
         """
+
+    @abstractmethod
+    def has_live_fire(self, schedule: str) -> bool:
+        """True if a job of one of the schedule's boundaries is live."""
 
     @abstractmethod
     def pause_broken(self, schedule_id: int, boundary: int, now: int, error: str) -> bool:

@@ -21,6 +21,7 @@ from django.db.backends.base.base import BaseDatabaseWrapper
 from django_alkstore.clock import LAST_US
 from django_alkstore.dialects.base import (
     AbandonedJob,
+    BoundaryCounts,
     Change,
     Claim,
     ClaimedJob,
@@ -280,12 +281,21 @@ VALUES (
 RENEW_LOCK = f"UPDATE {LOCK} SET expires_at = %s WHERE name = %s AND token = %s AND owner = %s"
 
 DUE_SCHEDULES = f"""
-SELECT {_columns(StoredSchedule._fields, "name", "spec", "queue", "payload")} FROM {SCHEDULE}
-WHERE enabled AND next_fire_at <= %s ORDER BY next_fire_at LIMIT %s
+SELECT {_columns(StoredSchedule._fields, "name", "spec", "queue", "payload", "timezone", "task", "catch_up", "overlap")}
+FROM {SCHEDULE}
+WHERE enabled AND undeclared_at IS NULL AND next_fire_at <= %s ORDER BY next_fire_at LIMIT %s
 """
-NEXT_BOUNDARY = f"SELECT next_fire_at FROM {SCHEDULE} WHERE enabled ORDER BY next_fire_at LIMIT 1"
+NEXT_BOUNDARY = f"""
+SELECT next_fire_at FROM {SCHEDULE} WHERE enabled AND undeclared_at IS NULL AND next_fire_at IS NOT NULL
+ORDER BY next_fire_at LIMIT 1
+"""
 MOVE_SCHEDULE = f"""
-UPDATE {SCHEDULE} SET next_fire_at = %s, last_fire_at = %s, updated_at = %s WHERE id = %s AND next_fire_at = %s
+UPDATE {SCHEDULE} SET next_fire_at = %s, last_fire_at = coalesce(%s, last_fire_at), updated_at = %s, fired = fired + %s,
+  coalesced = coalesced + %s, too_late = too_late + %s, overlapped = overlapped + %s
+WHERE id = %s AND next_fire_at = %s
+"""
+HAS_LIVE_FIRE = f"""
+SELECT 1 FROM {JOB} WHERE schedule = %s AND fire_at IS NOT NULL AND state IN ('pending', 'processing') LIMIT 1
 """
 PAUSE_BROKEN = f"""
 UPDATE {SCHEDULE} SET enabled = 0, last_error = %s, updated_at = %s WHERE id = %s AND next_fire_at = %s
@@ -652,8 +662,20 @@ class SQLiteOperations(Operations):
         row = self.cursor.execute(NEXT_BOUNDARY).fetchone()
         return None if row is None else _whole(row[0])
 
-    def move_schedule(self, schedule_id: int, boundary: int, now: int, next_fire_at: int, last_fire_at: int) -> bool:
-        return self._took_effect(MOVE_SCHEDULE, (next_fire_at, last_fire_at, now, schedule_id, boundary))
+    def move_schedule(
+        self,
+        schedule_id: int,
+        boundary: int,
+        now: int,
+        next_fire_at: int | None,
+        last_fire_at: int | None,
+        counts: BoundaryCounts,
+    ) -> bool:
+        return self._took_effect(MOVE_SCHEDULE, (next_fire_at, last_fire_at, now, *counts, schedule_id, boundary))
+
+    def has_live_fire(self, schedule: str) -> bool:
+        self.cursor.execute(HAS_LIVE_FIRE, (schedule,))
+        return self.cursor.fetchone() is not None
 
     def pause_broken(self, schedule_id: int, boundary: int, now: int, error: str) -> bool:
         return self._took_effect(PAUSE_BROKEN, (error, now, schedule_id, boundary))

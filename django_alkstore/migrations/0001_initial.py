@@ -220,15 +220,66 @@ class Migration(migrations.Migration):
                 ("id", models.BigAutoField(primary_key=True, serialize=False)),
                 ("name", models.CharField(max_length=128, unique=True)),
                 ("spec", models.TextField()),
+                (
+                    "timezone",
+                    models.CharField(
+                        help_text="The zone of its wall clock; not for '@every'.", max_length=64, null=True
+                    ),
+                ),
                 ("queue", models.CharField(max_length=128)),
+                (
+                    "task",
+                    models.TextField(
+                        default="", help_text="The dotted path of the task that it fires; empty for a handler."
+                    ),
+                ),
                 ("payload", django_alkstore.fields.JSONTextField()),
+                ("starting", django_alkstore.fields.InstantField(help_text="A boundary of the grid.", null=True)),
+                (
+                    "starts_at",
+                    django_alkstore.fields.InstantField(help_text="No boundary before this moment.", null=True),
+                ),
+                ("ends_at", django_alkstore.fields.InstantField(help_text="No boundary after this moment.", null=True)),
+                (
+                    "catch_up",
+                    models.CharField(help_text="What becomes of missed boundaries.", max_length=6, null=True),
+                ),
+                (
+                    "grace",
+                    models.FloatField(help_text="Seconds after which a boundary is too late to fire.", null=True),
+                ),
+                ("overlap", models.CharField(default="allow", max_length=5)),
+                (
+                    "jitter",
+                    models.FloatField(default=0.0, help_text="Seconds by which a job is put off at most."),
+                ),
                 ("priority", models.IntegerField(default=0)),
                 ("max_attempts", models.PositiveIntegerField(null=True)),
                 ("visibility_timeout", models.FloatField(help_text="Seconds.", null=True)),
                 ("backoff_base", models.FloatField(help_text="Seconds.", null=True)),
                 ("expires_in", models.FloatField(help_text="Seconds from its tick.", null=True)),
                 ("enabled", models.BooleanField(default=True)),
-                ("next_fire_at", django_alkstore.fields.InstantField()),
+                ("from_code", models.BooleanField(default=False, help_text="Declared by @scheduled.")),
+                (
+                    "undeclared_at",
+                    django_alkstore.fields.InstantField(
+                        help_text="When the code no longer declared it. It fires nothing since.", null=True
+                    ),
+                ),
+                ("fired", models.PositiveBigIntegerField(default=0)),
+                (
+                    "coalesced",
+                    models.PositiveBigIntegerField(default=0, help_text="Missed, and covered by a later boundary."),
+                ),
+                (
+                    "too_late",
+                    models.PositiveBigIntegerField(default=0, help_text="Missed, and not fired any more."),
+                ),
+                (
+                    "overlapped",
+                    models.PositiveBigIntegerField(default=0, help_text="Not fired beside the job of an earlier one."),
+                ),
+                ("next_fire_at", django_alkstore.fields.InstantField(null=True)),
                 (
                     "last_fire_at",
                     django_alkstore.fields.InstantField(help_text="The last boundary that was fired.", null=True),

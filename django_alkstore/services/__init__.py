@@ -1,6 +1,7 @@
 """The public functions. Everything here takes `using`, a database alias; see docs/lifecycle.md for the states."""
 
 from django_alkstore.services.claims import claim_batch, sweep
+from django_alkstore.services.declared import schedule_task
 from django_alkstore.services.handles import JobHandle
 from django_alkstore.services.leader import run_schedules
 from django_alkstore.services.locks import LockHandle, force_release, lock
@@ -23,6 +24,7 @@ from django_alkstore.services.queues import (
 )
 from django_alkstore.services.schedules import (
     fire_schedule,
+    next_boundaries,
     pause_schedule,
     resume_schedule,
     schedule,
@@ -88,6 +90,7 @@ __all__ = [
     "get_job",
     "get_or_enqueue",
     "lock",
+    "next_boundaries",
     "next_claim_at",
     "outbox",
     "outbox_enqueue_tx",
@@ -100,6 +103,7 @@ __all__ = [
     "run_now",
     "run_schedules",
     "schedule",
+    "schedule_task",
     "soonest",
     "sweep",
     "tick",

@@ -280,15 +280,18 @@ class _Examination:
 
     def _look_at_schedules(self) -> None:
         now = clock.now_us()
-        enabled = Schedule.objects.using(self.alias).filter(enabled=True).order_by("name")
+        rows = Schedule.objects.using(self.alias).filter(enabled=True, undeclared_at=None, next_fire_at__isnull=False)
+        columns = ("name", "spec", "timezone", "next_fire_at", "starting", "starts_at")
         due: list[float] = []
-        for name, spec, moment in enabled.values_list("name", "spec", "next_fire_at"):
+        for name, spec, timezone, moment, *begins in rows.order_by("name").values_list(*columns):
             boundary = clock.to_us(moment)
             waited = (now - boundary) / SECOND
             if waited > self.limits.grace:
                 due.append(waited)
             with suppress(InvalidSpec):
-                if boundary - now > parse_spec(spec).interval + CLOCK_SLACK:
+                following = parse_spec(spec, timezone).after(boundary, now)
+                is_begun = all(begin is None or clock.to_us(begin) <= now for begin in begins)
+                if is_begun and following is not None and boundary - following > CLOCK_SLACK:
                     text = (
                         f"schedule {name} fires in {age(-waited)} only, though its spec is {spec}: the clock once ran"
                     )

@@ -13,6 +13,7 @@ back fires nothing twice, because the stored boundary does not move back with it
 import os
 import threading
 from collections.abc import Callable
+from functools import partial
 
 from django.db import DatabaseError, connections
 
@@ -30,6 +31,7 @@ from django_alkstore.dialects.transactions import (
 )
 from django_alkstore.exceptions import LeadershipLost
 from django_alkstore.models import Lock
+from django_alkstore.services.declared import bring_in_line
 from django_alkstore.services.locks import LockHandle
 from django_alkstore.services.maintenance import Upkeep
 from django_alkstore.services.patience import Patience
@@ -80,6 +82,7 @@ def lead(waiter: Waiter, when_elected: Callable[[], object] = lambda: None) -> N
     signals.emit(signals.leader_elected, database=database, pid=os.getpid(), owner=leadership.owner)
     try:
         try:
+            waiter.in_slices(partial(bring_in_line, waiter.alias))
             _Leader(waiter, leadership).lead()
         finally:
             _resign(waiter, leadership)

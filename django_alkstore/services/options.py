@@ -64,7 +64,6 @@ class JobOptions(UnkeyedOptions, total=False):
 
 
 _KNOWN = JobOptions.__required_keys__ | JobOptions.__optional_keys__
-_KNOWN_TO_SCHEDULES = FireOptions.__required_keys__ | FireOptions.__optional_keys__
 
 
 _REMEMBERED_QUEUES = 1_000
@@ -213,8 +212,9 @@ def expires_after(options: Mapping[str, Any], defaults: JobDefaults) -> float | 
     return defaults.expires_in if given is None else seconds("expires_in", given, zero=False)
 
 
-def refuse_unknown_schedule_options(options: Mapping[str, Any]) -> None:
-    _refuse_unknown(options, _KNOWN_TO_SCHEDULES)
+def refuse_unknown_options(options: Mapping[str, Any], known: type[TypedDict]) -> None:  # type: ignore[valid-type]
+    """`TypeError` for an option that the typed dict does not have."""
+    _refuse_unknown(options, frozenset(known.__optional_keys__))  # type: ignore[attr-defined]
 
 
 def check_text(option: str, value: object) -> str:

@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from datetime import timedelta
 from itertools import pairwise
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 from django.db import connection
 
@@ -22,7 +22,7 @@ from django_alkstore.models import Job, Schedule
 from django_alkstore.names import LEADERSHIP_LOCK
 from django_alkstore.services.locks import holder
 from django_alkstore.services.ticks import MAX_CATCH_UP
-from django_alkstore.specs import parse_spec
+from django_alkstore.specs import Every, parse_spec
 from tests.torture import journal, logs
 from tests.torture.alkstore import EXACT, INJECTED, OUTSIDE
 from tests.torture.models import Counter, Effect, History, Note, Order
@@ -322,7 +322,7 @@ class Account:
                 self._fault(f"schedule {name}: {from_us(boundary)} was fired twice, the second as job {job_id}")
             fired[name][boundary] = life
         for name, spec, _ in SCHEDULES:
-            self._boundaries(name, parse_spec(spec).interval, fired[name])
+            self._boundaries(name, cast("Every", parse_spec(spec)).interval, fired[name])
         for event in self.events["fired"]:
             leader = self.lives[event["job"]].first.leader
             if leader != event["owner"]:

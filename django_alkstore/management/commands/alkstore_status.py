@@ -133,7 +133,11 @@ def _queue_row(queue: QueueStats) -> list[str]:
 
 def _schedule_row(schedule: Schedule, now: datetime) -> list[str]:
     following = last = "-"
-    if schedule.enabled:
+    if schedule.undeclared_at is not None:
+        state = "no longer declared"
+    elif schedule.enabled and schedule.next_fire_at is None:
+        state = "over"
+    elif schedule.enabled and schedule.next_fire_at is not None:
         state, following = "on", distance(schedule.next_fire_at, now)
         if schedule.next_fire_at <= now:
             following = f"due {following}"
