@@ -198,11 +198,11 @@ def _next_on_redeclaring(row: Schedule, spec: Spec, calendar: Mapping[str, Any],
     declared = tuple(None if calendar[key] is None else from_us(calendar[key]) for key in ("starting", "starts_at"))
     if not same or places != declared or row.next_fire_at is None:
         return fresh
+    if any(calendar[key] is not None and calendar[key] > now for key in ("starting", "starts_at")):
+        return fresh  # it has not begun
     stored = to_us(row.next_fire_at)
     following = spec.after(stored, now)
-    return within(
-        stored if following is None else min(stored, max(following, calendar["starts_at"] or 0)), calendar["ends_at"]
-    )
+    return within(stored if following is None else min(stored, following), calendar["ends_at"])
 
 
 def unschedule(name: str, *, using: str | None = None) -> bool:

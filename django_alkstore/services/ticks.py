@@ -221,11 +221,12 @@ class _Due(NamedTuple):
         job = stamp(queue, payload, options, defaults_for(queue, conf.settings()), now)
         first = to_us(from_us(stored.next_fire_at))  # raises if no date can hold it
         catch_up = spec.catches_up if stored.catch_up is None else stored.catch_up.decode()
-        boundaries, counts = _chosen(spec, first, now, catch_up, _grace(stored.grace, catch_up), limit)
+        until = now if stored.ends_at is None else min(now, stored.ends_at)
+        boundaries, counts = _chosen(spec, first, until, now, catch_up, _grace(stored.grace, catch_up), limit)
         beyond = 0
         if catch_up == "all" and len(boundaries) == limit:
             following = spec.after(first, boundaries[-1])
-            beyond = 0 if following is None else count(spec, following, now + 1)
+            beyond = 0 if following is None else count(spec, following, until + 1)
         return cls(
             name=name,
             job=job._replace(schedule=name, task=stored.task.decode()),
@@ -262,11 +263,13 @@ def _grace(stored: float | None, catch_up: str) -> int | None:
 
 
 def _chosen(
-    spec: Spec, first: int, now: int, catch_up: str, grace: int | None, limit: int
+    spec: Spec, first: int, until: int, now: int, catch_up: str, grace: int | None, limit: int
 ) -> tuple[list[int], BoundaryCounts]:
-    """The boundaries to fire, and what became of those before them. `first` is due."""
+    """The boundaries up to `until` to fire, and what became of those before them. `first` is due."""
+    if first > until:
+        return [], BoundaryCounts()
     if catch_up == "latest":
-        latest = spec.latest(first, now)
+        latest = spec.latest(first, until)
         missed = count(spec, first, latest)
         if grace is not None and latest < now - grace:
             return [], BoundaryCounts(coalesced=missed, too_late=1)
@@ -275,7 +278,7 @@ def _chosen(
     too_late = 0
     if grace is not None and first < now - grace:
         begin = spec.after(first, now - grace - 1)
-        too_late = count(spec, first, now - grace)
+        too_late = count(spec, first, min(now - grace, until + 1))
     if begin is None:
         return [], BoundaryCounts(too_late=too_late)
-    return list(due_boundaries(spec, begin, now, limit)), BoundaryCounts(too_late=too_late)
+    return list(due_boundaries(spec, begin, until, limit)), BoundaryCounts(too_late=too_late)

@@ -739,7 +739,7 @@ def test_while_a_fault_lasts_a_worker_tries_as_often_as_the_pauses_say_and_says_
 ) -> None:
     monkeypatch.setattr(worker_module, "LAST_WRITES", 0.0)
     # Where a thread is slow to end, a worker ends its process, and here that is the suite's.
-    worker = Worker("default", chosen(["noop"], outboxes=False), end_process=lambda code: None)
+    worker = Worker("default", chosen("default", ["noop"], outboxes=False), end_process=lambda code: None)
     refusals = Refusals(clock, code, over=lambda: worker.wind_down("that was long enough"))
     with connection.execute_wrapper(refusals), caplog.at_level("WARNING", "django_alkstore"):
         assert worker.run() == 0

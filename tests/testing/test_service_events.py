@@ -27,6 +27,16 @@ pytestmark = pytest.mark.django_db(transaction=True)
 Sent = list[tuple[str, dict[str, Any]]]
 
 ALL = {name: signal for name, signal in vars(signals).items() if isinstance(signal, Signal)}
+
+
+@pytest.fixture(autouse=True)
+def _nobody_listens(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Tasks of other tests connect receivers, which tell of cancelled tasks."""
+    for signal in ALL.values():
+        monkeypatch.setattr(signal, "receivers", [])
+        signal.sender_receivers_cache.clear()
+
+
 LATER = datetime(2030, 1, 1, tzinfo=UTC)
 
 
