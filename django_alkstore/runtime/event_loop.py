@@ -58,7 +58,7 @@ class EventLoopThread(threading.Thread):
         """
         super().__init__(name="alkstore-event-loop", daemon=True)
         self._state = state
-        self._context = context
+        self._project_context = context
         self._post = post
         self._loop: _Loop
         self._beginning: deque[Run] = deque()
@@ -124,7 +124,7 @@ class EventLoopThread(threading.Thread):
             self._spare_timer.cancel()
             self._spare_timer = None
         coroutine = self._coroutines[run] = _Coroutine(run, self._spare.pop() if self._spare else _SyncThread())
-        context = self._context.copy()
+        context = self._project_context.copy()
         context.run(_owner.set, coroutine)
         coroutine.task = self._loop.create_task(coroutine.perform(), context=context)
         coroutine.task.add_done_callback(partial(self._end, coroutine))
@@ -187,9 +187,9 @@ class EventLoopThread(threading.Thread):
     def end(self) -> None:
         """Let the thread end."""
         if self.is_alive():
-            self._soon(self._stop)
+            self._soon(self._stop_loop)
 
-    def _stop(self) -> None:
+    def _stop_loop(self) -> None:
         self._ended = True
         self._loop.stop()
 

@@ -39,7 +39,7 @@ class HandlerThread(threading.Thread):
         self._state = state
         self._leadership = leadership
         self._event_loop = event_loop
-        self._context = context
+        self._project_context = context
         self._cutting = threading.Lock()
         """Protects the next three attributes, which the keeper uses too."""
         self._run: Run | None = None
@@ -99,7 +99,7 @@ class HandlerThread(threading.Thread):
             self._run, self._connection = run, connections[job._using]
         signals.emit(signals.job_started, job=job)
         on_writer_lock = partial(self._state.start_time_limit, run)
-        ending = self._context.copy().run(perform, run.registration, job, on_writer_lock)
+        ending = self._project_context.copy().run(perform, run.registration, job, on_writer_lock)
         with self._cutting:
             connection, self._run, self._connection = self._connection, None, None
             was_cut_off, self._cut_off = self._cut_off is not None, None

@@ -1,5 +1,7 @@
 """The state that a worker's threads share, and what of a batch is held: step by step, in one thread."""
 
+import inspect
+import re
 import threading
 from collections.abc import Iterator
 from functools import partial
@@ -11,6 +13,9 @@ from django.db import connections
 from django_alkstore.clock import ManualClock, now_us
 from django_alkstore.models import Job
 from django_alkstore.registry import Registration
+from django_alkstore.runtime.event_loop import EventLoopThread
+from django_alkstore.runtime.events_thread import EventsThread
+from django_alkstore.runtime.handler_threads import HandlerThread
 from django_alkstore.runtime.jobs import (
     BATCH_SECONDS,
     LARGEST_BATCH,
@@ -501,3 +506,14 @@ def test_what_is_held_of_a_batch(writer: Writer) -> None:
 def test_a_handler_that_is_not_known_to_be_quick_gets_one_job_for_each_free_thread(writer: Writer) -> None:
     ids = enqueue_many("noop", [None] * 6, max_attempts=1)
     assert [job.id for job in claimed(writer, quick=False, free=4)] == ids[:4]
+
+
+@pytest.mark.parametrize("kind", [HandlerThread, EventLoopThread, EventsThread])
+def test_a_thread_of_the_worker_hides_no_name_of_python_s_own(kind: type[threading.Thread]) -> None:
+    """`Thread._stop` of Python 3.11 ends `join`, and `Thread._context` of Python 3.14 is entered by `start`."""
+    own = {name for name in vars(kind) if not name.startswith("__")} - {"run", "start"}
+    source = inspect.getsource(kind)
+    own |= set(re.findall(r"self\.(_?\w+)(?::[^=]+)? = ", source))
+    plain = threading.Thread()
+    assert not {name for name in own if hasattr(plain, name)} - {"name", "daemon"}
+    assert "_context" not in own
