@@ -176,6 +176,10 @@ class Lock(models.Model):
         return f"lock {self.name}"
 
 
+STORED_NEVER = -1.0
+"""`NEVER` as `expires_in` of a schedule."""
+
+
 class Schedule(models.Model):
     """What is due when. An option that is NULL takes the queue's default when a job is fired."""
 
@@ -197,7 +201,7 @@ class Schedule(models.Model):
     max_attempts = models.PositiveIntegerField(null=True)
     visibility_timeout = models.FloatField(null=True, help_text="Seconds.")
     backoff_base = models.FloatField(null=True, help_text="Seconds.")
-    expires_in = models.FloatField(null=True, help_text="Seconds from its tick.")
+    expires_in = models.FloatField(null=True, help_text="Seconds from its tick; -1: never.")
     enabled = models.BooleanField(default=True)
     from_code = models.BooleanField(default=False, help_text="Declared by @scheduled.")
     undeclared_at = InstantField(null=True, help_text="When the code no longer declared it. It fires nothing since.")

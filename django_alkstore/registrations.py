@@ -86,6 +86,8 @@ _registered: dict[str, Registration] = {}
 _declared: dict[str, Declaration] = {}
 _broken: list[BrokenModule] = []
 _discovered = False
+_importing = False
+"""True while a thread imports the modules. Read and changed with `_discovering` held."""
 _has_tasks = False
 _discovering = threading.RLock()
 _LONGEST_DISCOVERY = 10.0
@@ -160,16 +162,20 @@ def autodiscover() -> None:
     A module that cannot be imported raises nothing here. It is logged with its traceback, none of its handlers is
     registered, the system check reports it, and a worker does not start without `--tolerant`.
     """
-    global _discovered  # noqa: PLW0603  a process discovers once
+    global _discovered, _importing  # noqa: PLW0603  a process discovers once
     with _discovering:
-        if _discovered:
+        # A module that asks for the registrations while it is imported gets those that there are.
+        if _discovered or _importing:
             return
-        # Set first: a module that asks for the registrations while it is imported gets what there is.
+        _importing = True
+        try:
+            for app in apps.get_app_configs():
+                if app.module is not None and module_has_submodule(app.module, MODULE):
+                    _import(f"{app.name}.{MODULE}")
+        finally:
+            _importing = False
         _discovered = True
         _changed()
-        for app in apps.get_app_configs():
-            if app.module is not None and module_has_submodule(app.module, MODULE):
-                _import(f"{app.name}.{MODULE}")
 
 
 def _import(module: str) -> None:
@@ -215,8 +221,13 @@ def registration_for(queue: str) -> Registration | None:
 
 
 def is_discovered() -> bool:
-    """True once the modules are imported, or are being imported."""
+    """True once the modules are imported."""
     return _discovered
+
+
+def registered() -> list[Registration]:
+    """What is registered so far. Imports nothing, and waits for no other thread."""
+    return list(_registered.values())
 
 
 def _changed() -> None:

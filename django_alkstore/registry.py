@@ -67,6 +67,9 @@ class HandlerOptions(FireOptions, total=False):
     """True: run the handler and its ack in one transaction, which holds SQLite's writer lock as long as it runs."""
 
 
+_JOB_IN_PAYLOAD = '{}["job"] is the argument by which {} is given the job'
+
+
 class Handler(Generic[P, R]):
     """A registered handler. Call it with a job's handle, or enqueue jobs for it."""
 
@@ -75,7 +78,7 @@ class Handler(Generic[P, R]):
         self.queue = queue
         """The full name of the queue: for an outbox, the derived one."""
         self.function = function
-        self.signature = signature(function) if unpack else None
+        self.signature = _signature(function) if unpack else None
         """With `unpack` the signature that a payload must fit; else None."""
         if makes_coroutine(function):
             markcoroutinefunction(self)
@@ -91,6 +94,8 @@ class Handler(Generic[P, R]):
     def _call_unpacked(self, job: Any) -> R:
         arguments = dict(_keywords(job.payload))
         if self.signature is not None and "job" in self.signature.parameters:
+            if "job" in arguments:
+                raise TypeError(_JOB_IN_PAYLOAD.format("payload", where(self.function)))
             arguments["job"] = job
         function: Callable[..., R] = self.function
         return function(**arguments)
@@ -146,12 +151,19 @@ class Handler(Generic[P, R]):
         arguments = dict(_keywords(payload, name))
         if "job" in self.signature.parameters:
             if "job" in arguments:
-                raise TypeError(f'{name}["job"] is the argument by which {where(self.function)} is given the job')
+                raise TypeError(_JOB_IN_PAYLOAD.format(name, where(self.function)))
             arguments["job"] = None
         try:
             self.signature.bind(**arguments)
         except TypeError as error:
             raise TypeError(f"{name} does not fit {where(self.function)}{self.signature}: {error}") from None
+
+
+def _signature(function: Callable[..., Any]) -> Signature:
+    try:
+        return signature(function)
+    except (TypeError, ValueError) as error:
+        raise InvalidOption(f"unpack needs a callable with a signature, and {shown(function)} has none") from error
 
 
 def _keywords(payload: Any, name: str = "payload") -> Mapping[str, Any]:

@@ -2,12 +2,13 @@
 
 from collections.abc import Iterable, Sequence
 from typing import Any
+from zoneinfo import ZoneInfo
 
 from django.contrib import admin
 from django.db.models import QuerySet
 from django.http import HttpRequest, HttpResponse
 from django.utils.safestring import SafeString
-from django.utils.timezone import localtime
+from django.utils.timezone import get_current_timezone
 
 from django_alkstore import clock
 from django_alkstore.admin import show
@@ -15,7 +16,7 @@ from django_alkstore.admin.base import Button, ReadOnlyAdmin
 from django_alkstore.admin.explain import Verdict, explain_schedule
 from django_alkstore.admin.lists import DropdownFilter
 from django_alkstore.exceptions import InvalidSpec
-from django_alkstore.models import Schedule
+from django_alkstore.models import STORED_NEVER, Schedule
 
 
 class StateFilter(DropdownFilter):
@@ -37,6 +38,10 @@ class StateFilter(DropdownFilter):
 
 def _text_or_nothing(value: str | None) -> SafeString | str:
     return show.NOTHING if value is None else show.text(value)
+
+
+def _lifetime(value: float | None) -> str:
+    return "never" if value == STORED_NEVER else show.duration_or_default(value)
 
 
 def _duration_or_nothing(value: float | None) -> str:
@@ -97,7 +102,7 @@ class ScheduleAdmin(ReadOnlyAdmin[Schedule]):
     most_attempts = show.column("max_attempts", "most attempts", show.plain_or_default)
     lease_length = show.column("visibility_timeout", "visibility timeout", show.duration_or_default)
     first_wait = show.column("backoff_base", "backoff base", show.duration_or_default)
-    lifetime = show.column("expires_in", "expires in", show.duration_or_default)
+    lifetime = show.column("expires_in", "expires in", _lifetime)
 
     @admin.display(description="name", ordering="name")
     def title(self, schedule: Schedule) -> SafeString:
@@ -131,11 +136,9 @@ class ScheduleAdmin(ReadOnlyAdmin[Schedule]):
             found = boundaries_of(schedule, 5) if self._fires(schedule) else []
         except InvalidSpec:
             found = []
-        return (
-            show.text(", ".join(f"{moment:%Y-%m-%d %H:%M:%S}" for moment in map(localtime, found)))
-            if found
-            else show.NOTHING
-        )
+        zone = ZoneInfo(schedule.timezone) if schedule.timezone else get_current_timezone()
+        shown = [moment.astimezone(zone).strftime("%Y-%m-%d %H:%M:%S %Z") for moment in found]
+        return show.text(", ".join(shown)) if shown else show.NOTHING
 
     @admin.display(description="boundaries so far")
     def counts(self, schedule: Schedule) -> str:

@@ -257,7 +257,7 @@ class Migration(migrations.Migration):
                 ("max_attempts", models.PositiveIntegerField(null=True)),
                 ("visibility_timeout", models.FloatField(help_text="Seconds.", null=True)),
                 ("backoff_base", models.FloatField(help_text="Seconds.", null=True)),
-                ("expires_in", models.FloatField(help_text="Seconds from its tick.", null=True)),
+                ("expires_in", models.FloatField(help_text="Seconds from its tick; -1: never.", null=True)),
                 ("enabled", models.BooleanField(default=True)),
                 ("from_code", models.BooleanField(default=False, help_text="Declared by @scheduled.")),
                 (

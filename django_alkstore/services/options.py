@@ -1,6 +1,6 @@
 """The options of jobs and schedules: checked, and written on new jobs."""
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from datetime import datetime
 from difflib import get_close_matches
 from enum import Enum
@@ -13,6 +13,7 @@ from django_alkstore.conf import OUTBOX_DEFAULTS, PLAIN_DEFAULTS, JobDefaults, S
 from django_alkstore.dialects.base import NewJob
 from django_alkstore.durations import Duration, aware_moment, moment_after, seconds
 from django_alkstore.exceptions import InvalidOption, UnknownQueue
+from django_alkstore.models import STORED_NEVER
 from django_alkstore.names import describe_queue, outbox_of
 
 MAX_TEXT = 255
@@ -101,15 +102,25 @@ def expect_handler(queue: str, settings: Settings) -> None:
 
     Without the setting, and with `DEBUG`, log the queue once in a process if other queues have handlers.
     """
-    if not (settings.require_handler or django_settings.DEBUG) or registrations.registration_for(queue) is not None:
+    if not (settings.require_handler or (django_settings.DEBUG and queue not in _warned)):
         return
-    names = {describe_queue(registration.queue): registration.queue for registration in registrations.registrations()}
-    nearest = next(iter(get_close_matches(describe_queue(queue), names, n=1)), None)
+    if registrations.registration_for(queue) is not None or not registrations.is_discovered():
+        return  # before the modules are imported, nobody knows
+    registered = registrations.registered()
+    nearest = _nearest(queue, [registration.queue for registration in registered])
     if settings.require_handler:
         raise UnknownQueue(describe_queue(queue), nearest, [broken.module for broken in registrations.broken_modules()])
-    if names and queue not in _warned:
-        _warned.add(queue)
+    _warned.add(queue)
+    if registered:
         signals.emit(signals.queue_unknown, queue=queue, nearest=nearest)
+
+
+def _nearest(queue: str, others: Iterable[str]) -> str | None:
+    """The queue (or the outbox, if `queue` is one) whose name is most similar, as people name it."""
+    is_outbox = outbox_of(queue) is not None
+    names = {outbox_of(other) or other: other for other in others if (outbox_of(other) is not None) == is_outbox}
+    found = get_close_matches(outbox_of(queue) or queue, names, n=1)
+    return describe_queue(names[found[0]]) if found else None
 
 
 def stamp(queue: str, payload: str, options: Mapping[str, Any], defaults: JobDefaults, now: int) -> NewJob:
@@ -177,10 +188,6 @@ class _WithFireOptions(Protocol):
     def backoff_base(self) -> float | None: ...
     @property
     def expires_in(self) -> float | None: ...
-
-
-STORED_NEVER = -1.0
-"""`NEVER` as `expires_in` of a schedule's row."""
 
 
 def fire_options_to_store(checked: Mapping[str, Any]) -> dict[str, Any]:

@@ -5,6 +5,7 @@ import logging
 import os
 import subprocess
 import sys
+import threading
 from datetime import UTC, datetime, timedelta
 from inspect import iscoroutinefunction
 from pathlib import Path
@@ -14,7 +15,7 @@ import pytest
 from django.db import transaction
 from django.test import override_settings
 
-from django_alkstore import services
+from django_alkstore import registrations, services
 from django_alkstore.exceptions import (
     DuplicateJob,
     InvalidOption,
@@ -313,7 +314,66 @@ def test_a_project_without_handlers_is_told_nothing(caplog: pytest.LogCaptureFix
     assert caplog.records == []
 
 
+@pytest.mark.parametrize(("queue", "nearest"), [("mial", "queue mail"), ("x", None), ("q", None)])
+def test_the_nearest_queue_is_named_if_its_name_is_similar(queue: str, nearest: str | None) -> None:
+    make()
+    with override_settings(ALKSTORE={"REQUIRE_HANDLER": True}), pytest.raises(UnknownQueue) as caught:
+        enqueue(queue, 1)
+    assert caught.value.nearest == nearest
+
+
 # The first enqueue imports the modules
+
+
+def test_a_second_thread_waits_for_the_first_one_s_discovery(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Or it would store its job with the library's defaults, since the handler is not registered yet."""
+    importing, go_on = threading.Event(), threading.Event()
+
+    def slow_import(module: str) -> None:
+        if registrations.registered():
+            return
+        importing.set()
+        assert go_on.wait(60)
+        make(max_attempts=9)
+
+    monkeypatch.setattr(registrations, "_import", slow_import)
+    monkeypatch.setattr(registrations, "_discovered", False)
+    found: list[Any] = []
+    first = threading.Thread(target=registrations.autodiscover)
+    second = threading.Thread(target=lambda: found.append(registrations.registration_for("mail")))
+    first.start()
+    assert importing.wait(60)
+    second.start()
+    second.join(0.05)
+    assert found == []
+    go_on.set()
+    for thread in (first, second):
+        thread.join(60)
+    assert [registration.options["max_attempts"] for registration in found] == [9]
+
+
+def test_an_enqueue_while_a_module_is_imported_goes_on_with_what_there_is(monkeypatch: pytest.MonkeyPatch) -> None:
+    jobs: list[Job] = []
+    monkeypatch.setattr(registrations, "_import", lambda module: jobs.append(enqueue("mail", 1)))
+    monkeypatch.setattr(registrations, "_discovered", False)
+    with override_settings(ALKSTORE={"REQUIRE_HANDLER": True}):
+        registrations.autodiscover()
+    assert {job.max_attempts for job in jobs} == {3}
+
+
+def test_a_payload_by_name_with_a_key_job_fails_the_attempt() -> None:
+    @handler("mail", unpack=True)
+    def send(to: str = "", job: object = None) -> None: ...
+
+    job = enqueue("mail", {"job": 1})
+    run_pending()
+    assert "is the argument by which" in str(Job.objects.get(pk=job.pk).last_error)
+
+
+def test_a_callable_without_a_signature_cannot_be_unpacked() -> None:
+    with pytest.raises(InvalidOption, match="unpack needs"):
+        handler("mail", unpack=True)(dict)
+
 
 FIRST_ENQUEUE = """
 import django
