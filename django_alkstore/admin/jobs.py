@@ -26,7 +26,7 @@ from django_alkstore.models import Job, State
 
 OPTIONAL = (
     *("finished", "started", "attempted", "wait", "run_time", "worker", "leased_until", "workers"),
-    *("expires", "key", "fired_by", "boundary"),
+    *("expires", "key", "fired_by", "boundary", "task_path", "result_json"),
 )
 """Fields that a job's page leaves out if they are empty."""
 MAX_IDS = 20
@@ -49,9 +49,10 @@ class JobAdmin(IndexedSearch, ReadOnlyAdmin[Job]):
         "delete_finished": Button("delete_finished", "Delete", is_dangerous=True),
     }
     fieldsets = (
-        (None, {"fields": (("badge", "queue_name", "tries"), ("created", "due", "finished"))}),
+        (None, {"fields": (("badge", "queue_name", "tries"), "task_path", ("created", "due", "finished"))}),
         ("History", {"fields": ("past",), "classes": ("alkstore-wide",)}),
         ("Payload", {"fields": ("payload_json",), "classes": ("alkstore-wide",)}),
+        ("Result", {"fields": ("result_json",), "classes": ("alkstore-wide",)}),
         (
             "Attempts",
             {
@@ -105,7 +106,8 @@ class JobAdmin(IndexedSearch, ReadOnlyAdmin[Job]):
 
     @admin.display(description="queue")
     def work(self, job: Job) -> SafeString:
-        return show.two_lines(show.queue_name(job.queue), job.last_error)
+        queue = show.queue_name(job.queue)
+        return show.two_lines(f"{queue}: {job.task}" if job.task else queue, job.last_error)
 
     @admin.display(description="attempts")
     def tries(self, job: Job) -> str:
@@ -143,6 +145,15 @@ class JobAdmin(IndexedSearch, ReadOnlyAdmin[Job]):
     @admin.display(description="JSON")
     def payload_json(self, job: Job) -> SafeString:
         return show.json_block(show.stored_bytes(job, "payload"))
+
+    @admin.display(description="JSON")
+    def result_json(self, job: Job) -> SafeString | str:
+        stored = show.stored_bytes(job, "result")
+        return show.json_block(stored) if stored else show.NOTHING
+
+    @admin.display(description="task")
+    def task_path(self, job: Job) -> SafeString | str:
+        return show.text(job.task) if job.task else show.NOTHING
 
     def get_queryset(self, request: HttpRequest) -> QuerySet[Job]:
         beginning = in_place_of(last_error=Substr("last_error", 1, show.MAX_ERROR))

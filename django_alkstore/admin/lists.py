@@ -32,7 +32,7 @@ _MAX_DIGITS = 18
 """All numbers of so many digits fit the column."""
 _LAST_CHARACTER = "\U0010ffff"
 
-NOT_LISTED = ("payload", "errors", "last_error", "worker_ids")
+NOT_LISTED = ("payload", "errors", "last_error", "worker_ids", "result")
 """Columns that may be long, and that a list does without."""
 
 

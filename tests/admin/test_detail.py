@@ -9,6 +9,7 @@ import pytest
 from django.contrib.admin.models import LogEntry
 from django.core.exceptions import ObjectDoesNotExist
 from django.db import connection
+from django.test import Client
 from django.utils.html import escape
 
 from django_alkstore import clock as clock_module
@@ -526,3 +527,17 @@ def test_f107_names_of_every_kind_can_be_looked_at_and_acted_on(root: Browser, n
     assert name in root.page("lock", q=name)
     assert root.said("schedule", "pause", [row.pk]) == "1 schedule paused."
     assert root.said("lock", "force_release", [Lock.objects.get().pk]) == "1 lock released."
+
+
+def test_a_task_s_page_and_its_line_name_the_task_and_show_what_it_returned(admin_client: Client) -> None:
+    job = enqueue("default", {"args": [1], "kwargs": {}})
+    Job.objects.filter(pk=job.pk).update(
+        task="shop.tasks.resize", result={"width": 640}, state="completed", finished_at=clock_module.now()
+    )
+    page = admin_client.get(f"/admin/django_alkstore/job/{job.pk}/change/").content.decode()
+    assert "shop.tasks.resize" in page
+    assert "640" in page
+    assert "default: shop.tasks.resize" in admin_client.get("/admin/django_alkstore/job/").content.decode()
+    plain = enqueue("default", None)
+    page = admin_client.get(f"/admin/django_alkstore/job/{plain.pk}/change/").content.decode()
+    assert "Result" not in page
