@@ -5,6 +5,8 @@ token and owner, and the rest of it is a step of the tick. A leader that has bee
 step rolls back and nothing fires. A lease that ran out while nobody took it (a long stall, a held writer lock) is
 renewed like any other: another leader in between would have changed the token.
 
+In its first round, the leader brings the rows in line with the schedules that the code declares.
+
 A step is made when a boundary is due, and each 2 s for the renewal. Sleeps are measured on the monotonic clock. What is
 due is decided by the wall clock in each step, so a clock that steps forward is noticed within 2 s. A clock that steps
 back fires nothing twice, because the stored boundary does not move back with it.
@@ -13,7 +15,6 @@ back fires nothing twice, because the stored boundary does not move back with it
 import os
 import threading
 from collections.abc import Callable
-from functools import partial
 
 from django.db import DatabaseError, connections
 
@@ -82,7 +83,6 @@ def lead(waiter: Waiter, when_elected: Callable[[], object] = lambda: None) -> N
     signals.emit(signals.leader_elected, database=database, pid=os.getpid(), owner=leadership.owner)
     try:
         try:
-            waiter.in_slices(partial(bring_in_line, waiter.alias))
             _Leader(waiter, leadership).lead()
         finally:
             _resign(waiter, leadership)
@@ -115,6 +115,8 @@ class _Leader:
         self.upkeep = Upkeep(self.alias)
         self.patience = Patience("ticking", self.alias)
         self.renewed_at = clock.monotonic()
+        self.in_line = False
+        """The rows are those that the code declares."""
         self.due: int | None = _AT_ONCE
         """The earliest next boundary, when the schedules were last read."""
         self.unfinished: dict[int, int] = {}
@@ -135,6 +137,9 @@ class _Leader:
         """Make a step if one is due. If nothing more is due after it, sleep."""
         watch = self.waiter.watch
         watch.version()  # raises if the file was replaced, before anything is written to the old one
+        if not self.in_line:
+            self.waiter.in_slices(lambda: bring_in_line(self.alias))
+            self.in_line = True
         stepped = self._is_due() or self._renewal_in() <= 0
         more = stepped and self._step()
         self.waiter.in_slices(self.upkeep.step)
