@@ -8,7 +8,6 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 from functools import lru_cache
-from itertools import takewhile
 from typing import ClassVar, Protocol
 from zoneinfo import ZoneInfo
 
@@ -30,7 +29,6 @@ _NAMED = {
     "@monthly": "0 0 1 * *",
     "@yearly": "0 0 1 1 *",
 }
-_ZERO = timedelta(0)
 _LONGEST_CHANGE = timedelta(hours=3)
 """Of a wall clock, beside the days that a zone has left out or had twice."""
 _LOOK_BACK = (2 * 3_600 * SECOND, 2 * 86_400 * SECOND, 40 * 86_400 * SECOND, 400 * 86_400 * SECOND)
@@ -146,28 +144,34 @@ class Cron:
         try:
             for found in CronSim(self.expression, start):
                 # Started in an hour that comes a second time, it begins with moments of the first.
-                if to_us(found) > moment:
-                    return self._corrected(start, found)
+                boundary = to_us(found)
+                if boundary > moment:
+                    # Not the offset of `found`, which may be a time that the wall clock leaves out.
+                    changed = from_us(boundary).astimezone(self.zone).utcoffset() != start.utcoffset()
+                    return self._by_elapsed_time(start) if changed and self._is_by_elapsed_time() else boundary
         except OverflowError:  # past the year 9999
             return None
         return None
 
-    def _corrected(self, start: datetime, found: datetime) -> int:
-        """`found`, or an earlier boundary that `cronsim` has passed over.
-
-        By elapsed time it goes on in whole hours, which a change of the clock by half an hour puts out of step.
-        """
+    def _is_by_elapsed_time(self) -> bool:
         minute, hour, *_ = self.expression.split()
-        by_elapsed_time = minute.startswith("*") or hour.startswith("*")
-        change = (found.utcoffset() or _ZERO) - (start.utcoffset() or _ZERO)
-        if not by_elapsed_time or not change % timedelta(hours=1):
-            return to_us(found)
-        naive = CronSim(self.expression, (start - _LONGEST_CHANGE).replace(tzinfo=None))
-        until = (found + _LONGEST_CHANGE).replace(tzinfo=None)
-        moments = (
-            moment for local in takewhile(lambda local: local <= until, naive) for moment in self._moments(local)
-        )
-        return min(to_us(moment) for moment in moments if moment > start.astimezone(UTC))
+        return minute.startswith("*") or hour.startswith("*")
+
+    def _by_elapsed_time(self, start: datetime) -> int | None:
+        """The first moment after `start` at which the wall clock shows a time of the expression.
+
+        `cronsim` is out of step here after a change of the clock by half an hour, or in a gap that begins at midnight.
+        """
+        asked = start.astimezone(UTC)
+        found: set[datetime] = set()
+        until = None
+        for local in CronSim(self.expression, (start - _LONGEST_CHANGE).replace(tzinfo=None)):
+            if until is not None and local > until:
+                break
+            found |= {moment for moment in self._moments(local) if moment > asked}
+            if found and until is None:
+                until = local + _LONGEST_CHANGE  # where hours come twice, a later time may come earlier
+        return to_us(min(found)) if found else None
 
     def _moments(self, local: datetime) -> set[datetime]:
         """When the wall clock shows `local`: at no moment, at one or at two."""

@@ -1,16 +1,15 @@
 """Section 11: cron and single moments, and the two nights in which the clock changes."""
 
 from datetime import UTC, datetime, timedelta
-from random import Random
-from zoneinfo import ZoneInfo, available_timezones
+from zoneinfo import ZoneInfo
 
 import pytest
-from cronsim import CronSim
 from django.test import override_settings
 
 from django_alkstore.clock import from_us, to_us
 from django_alkstore.exceptions import InvalidSpec
 from django_alkstore.specs import At, Cron, parse_spec
+from tests.calendar.model import boundaries, by_minutes
 
 
 def following(spec: str, zone: str, start: str, n: int = 4) -> list[str]:
@@ -152,44 +151,6 @@ def test_the_latest_boundary_is_the_last_of_all(spec: str, after: timedelta) -> 
 EXPRESSIONS = ["30 2 * * *", "*/20 * * * *", "0 1-4 * * *", "15,45 0-3 1,15 * *", "5 2 * * sun", "0 */6 * * *"]
 
 
-def by_minutes(expression: str, zone: ZoneInfo, begin: datetime, end: datetime) -> list[datetime]:
-    """A slow and obvious model: each minute of real time, by the rule of the contract."""
-    minute, hour, *_ = expression.split()
-    simple = CronSim(expression, datetime(2000, 1, 1))  # its sets of numbers alone
-    wanted: list[datetime] = []
-    owed = False
-    seen: set[datetime] = set()
-    elapsed = minute.startswith("*") or hour.startswith("*")
-    now = begin
-    last_local = begin.astimezone(zone).replace(tzinfo=None) - timedelta(minutes=1)
-    while now < end:
-        local = now.astimezone(zone).replace(tzinfo=None)
-        if elapsed:
-            if matches(simple, local):
-                wanted.append(now)
-        else:
-            skipped = last_local + timedelta(minutes=1)
-            while skipped < local:  # the minutes of a gap
-                owed = owed or matches(simple, skipped)
-                skipped += timedelta(minutes=1)
-            if (owed or matches(simple, local)) and local not in seen:
-                wanted.append(now)
-            owed = False
-            seen.add(local)
-            last_local = max(last_local, local)
-        now += timedelta(minutes=1)
-    return wanted
-
-
-def matches(simple: CronSim, local: datetime) -> bool:
-    return (
-        local.minute in simple.minutes
-        and local.hour in simple.hours
-        and local.month in simple.months
-        and simple.match_day(local.date())
-    )
-
-
 CHANGES = [  # a day before a change of the clock, in UTC
     ("Europe/Berlin", datetime(2026, 3, 28, tzinfo=UTC)),
     ("Europe/Berlin", datetime(2026, 10, 24, tzinfo=UTC)),
@@ -209,35 +170,3 @@ def test_the_boundaries_are_those_of_a_slow_model_around_each_change(
 ) -> None:
     end = begin + timedelta(days=3)
     assert boundaries(expression, zone, begin, end) == by_minutes(expression, ZoneInfo(zone), begin, end)
-
-
-def boundaries(expression: str, zone: str, begin: datetime, end: datetime) -> list[datetime]:
-    parsed = parse_spec(expression, zone)
-    found = []
-    moment = parsed.after(0, to_us(begin) - 1)
-    while moment is not None and moment < to_us(end):
-        found.append(from_us(moment))
-        moment = parsed.after(0, moment)
-    return found
-
-
-def test_the_boundaries_are_those_of_cronsim_in_many_zones_and_years() -> None:
-    random = Random(7)
-    zones = random.sample(sorted(zone for zone in available_timezones() if "/" in zone), 40)
-    for zone in zones:
-        expression = random.choice(EXPRESSIONS)
-        start = datetime(random.randint(2005, 2025), random.randint(1, 12), random.randint(1, 28), tzinfo=UTC)
-        if zone == "Australia/Lord_Howe":
-            continue  # cronsim goes out of step there; the slow model has it
-        simulated = CronSim(expression, start.astimezone(ZoneInfo(zone)))
-        expected = []
-        while len(expected) < 60:
-            moment = next(simulated).astimezone(UTC)
-            if moment > start and (not expected or moment > expected[-1]):
-                expected.append(moment)
-        moment_us = to_us(start)
-        for one in expected:
-            found = parse_spec(expression, zone).after(0, moment_us)
-            assert found is not None
-            assert from_us(found) == one, (zone, expression, start)
-            moment_us = found
