@@ -4,6 +4,7 @@ import os
 import sys
 import time
 from collections.abc import Sequence
+from datetime import timedelta
 
 from bench import floor
 from bench.program import WARM_UP, Program, main
@@ -86,6 +87,40 @@ class Ours(Program):
             time.sleep(max(0.0, started + number / a_second - time.monotonic()))
             Done.objects.create(job=number)
         return a_second * seconds
+
+    def role_miss_boundaries(self, schedules: int, boundaries: int) -> None:
+        """Schedules of one minute that are all due, and have been for as many boundaries."""
+        from django.utils import timezone
+        from django_alkstore.models import Schedule
+
+        with self.transaction.atomic():
+            for number in range(schedules):
+                self.services.schedule(f"schedule-{number}", "@every 1m", "noop", {"number": number})
+            Schedule.objects.update(next_fire_at=timezone.now() - timedelta(minutes=boundaries - 1, seconds=1))
+
+    def role_write_while_behind(self) -> dict[str, float]:
+        """An app that writes a row every 5 ms until no schedule is due: its longest wait, and what was fired."""
+        from django.utils import timezone
+        from django_alkstore.models import Job, Schedule
+
+        from bench.project.models import Done
+
+        Done.objects.create(job=0)
+        print("writing", flush=True)
+        while not Job.objects.exists():
+            time.sleep(0.005)
+        longest, began, looked = 0.0, time.perf_counter(), 0.0
+        while True:
+            started = time.perf_counter()
+            Done.objects.create(job=0)
+            ended = time.perf_counter()
+            longest = max(longest, ended - started)
+            if ended > looked + 0.5:
+                looked = ended
+                if not Schedule.objects.filter(next_fire_at__lte=timezone.now()).exists():
+                    break
+            time.sleep(0.005)
+        return {"longest_ms": longest * 1e3, "seconds": ended - began, "jobs": Job.objects.count()}
 
     def role_outbox(self, count: int) -> dict[str, float]:
         """A request's transaction, by turns with and without its outbox job; microseconds, and the percent."""

@@ -2,7 +2,7 @@
 
 from collections.abc import Callable
 
-from bench.cases import claiming, contending, draining, growing, idling, starting, storing, waking, weighing
+from bench.cases import claiming, contending, draining, growing, idling, missing, starting, storing, waking, weighing
 from bench.results import Line
 from bench.runner import Bench
 
@@ -25,6 +25,7 @@ CASES: dict[str, Case] = {
     "foreign": idling.foreign,
     "claims": growing.claims,
     "tick": growing.tick,
+    "missed": missing.missed,
     "contention": contending.contention,
     "memory": weighing.memory,
     "start": starting.start,
