@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any, cast
 
 import pytest
+from asgiref.sync import async_to_sync
 from django.db import transaction
 from django.test import override_settings
 
@@ -437,7 +438,7 @@ def test_the_twins_do_what_their_functions_do(transactional_db: None) -> None:
         assert await send.aenqueue_many([1])
         assert (await send.aget_or_enqueue("other", 1))[1]
 
-    asyncio.run(play())
+    async_to_sync(play)()
 
 
 def test_a_twin_is_named_and_documented_after_its_function() -> None:
@@ -455,7 +456,7 @@ def test_an_enqueue_that_is_cancelled_halfway_leaves_a_whole_job_or_none(transac
             task.cancel()
         await asyncio.gather(*started, return_exceptions=True)
 
-    asyncio.run(play())
+    async_to_sync(play)()
     stored = [job.payload["number"] for job in Job.objects.all()]
     assert set(range(1, 20, 2)) <= set(stored)
     assert len(stored) == len(set(stored))

@@ -1,11 +1,11 @@
 """Django's task API, as Django documents it, over jobs."""
 
-import asyncio
 import math
 from datetime import UTC, datetime, timedelta
 from typing import Any
 
 import pytest
+from asgiref.sync import async_to_sync
 from django.db import transaction
 from django.test import override_settings
 
@@ -195,7 +195,7 @@ def test_the_async_methods(transactional_db: None) -> None:
         await result.arefresh()
         assert len(await tasks.add.aenqueue_many([((1,), {}), ((2,), {})])) == 2
 
-    asyncio.run(play())
+    async_to_sync(play)()
 
 
 # What may be enqueued
