@@ -10,6 +10,8 @@ from django.db.models.expressions import Combinable
 from django.db.models.functions import Cast
 from django.db.models.query import ModelIterable
 
+from django_alkstore.internals import make_rows_with
+
 M = TypeVar("M", bound=Model)
 
 _PREFIX = "stored_"
@@ -24,7 +26,7 @@ def readable(rows: QuerySet[M], names: Iterable[str] | None = None) -> QuerySet[
     if names is None:
         names = [field.name for field in rows.model._meta.concrete_fields if isinstance(field, (CharField, TextField))]
     found: QuerySet[M] = rows.defer(*names).annotate(**in_place_of(**{name: F(name) for name in names}))
-    found._iterable_class = _DecodedRows
+    make_rows_with(found, _DecodedRows)
     return found
 
 

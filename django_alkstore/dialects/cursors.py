@@ -9,7 +9,6 @@ of the project's own), they go through Django's, and are seen.
 
 import re
 import sqlite3
-from asyncio import _get_running_loop
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from functools import lru_cache
@@ -133,8 +132,7 @@ def _open_direct(connection: BaseDatabaseWrapper) -> DirectCursor:
     connection.validate_thread_sharing()
     if connection.health_check_enabled:  # type: ignore[attr-defined]
         connection.close_if_health_check_failed()
-    if connection.connection is None or _get_running_loop() is not None:
-        connection.ensure_connection()  # refuses inside a running event loop, unless that is allowed
+    connection.ensure_connection()  # refuses inside a running event loop, unless that is allowed
     if connection.needs_rollback:
         connection.validate_no_broken_transaction()
     cursor: DirectCursor = connection.connection.cursor(DirectCursor)

@@ -15,7 +15,7 @@ from weakref import WeakKeyDictionary
 from django.db import DatabaseError, OperationalError, connections, router, transaction
 from django.db.backends.base.base import BaseDatabaseWrapper
 
-from django_alkstore import clock, conf
+from django_alkstore import clock, conf, internals
 from django_alkstore.dialects import Operations, dialect_of
 from django_alkstore.dialects.forks import guard
 from django_alkstore.exceptions import TransactionRequired
@@ -80,9 +80,8 @@ def require_open(using: str, what: str) -> None:
 def refuse_open(using: str, what: str) -> None:
     """Raise `RuntimeError` inside a transaction; one that `TestCase` opened does not count, as for `durable`."""
     connection = connections[using]
-    blocks = connection.atomic_blocks
-    from_testcase = bool(blocks) and blocks[-1]._from_testcase  # type: ignore[attr-defined]
-    if is_open(connection) and not from_testcase:
+    blocks = internals.open_blocks(connection)
+    if is_open(connection) and not (blocks and internals.is_of_a_test(blocks[-1])):
         raise RuntimeError(
             f"{what} cannot run inside an open transaction: no other process would see its lease before the commit"
         )
@@ -100,10 +99,9 @@ def mark_for_rollback(using: str) -> None:
         return
     if not connection.commit_on_exit:
         # Manual commit around the blocks: no block ends the transaction, so it is ended here.
-        connection._rollback()  # type: ignore[attr-defined]
-    own = sum(not block._from_testcase for block in connection.atomic_blocks)  # type: ignore[attr-defined]
-    for position in range(1, own):
-        connection.savepoint_ids[-position] = None  # type: ignore[call-overload]
+        internals.roll_back_inside_blocks(connection)
+    own = sum(not internals.is_of_a_test(block) for block in internals.open_blocks(connection))
+    internals.forget_savepoints(connection, own - 1)
     connection.set_rollback(True)
 
 

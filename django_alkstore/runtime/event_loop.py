@@ -17,7 +17,7 @@ from contextvars import Context, ContextVar
 from functools import partial
 from typing import Any, TypeVar, TypeVarTuple
 
-from asgiref.sync import SyncToAsync, ThreadSensitiveContext
+from asgiref.sync import ThreadSensitiveContext
 from django.db import connections
 from django.db.backends.base.base import BaseDatabaseWrapper
 from django.db.transaction import TransactionManagementError
@@ -25,6 +25,7 @@ from django.db.transaction import TransactionManagementError
 from django_alkstore import clock, signals
 from django_alkstore.dialects import dialect_of
 from django_alkstore.dialects.transactions import is_left_open
+from django_alkstore.internals import executor_of
 from django_alkstore.runtime.announcing import announce_settled
 from django_alkstore.runtime.jobs import Run
 from django_alkstore.runtime.perform import Ending, ending_of, perform_coroutine, tidy_connections
@@ -299,7 +300,7 @@ class _SyncThread:
 
     @property
     def executor(self) -> Executor | None:
-        return SyncToAsync.context_to_thread_executor.get(self.context)
+        return executor_of(self.context)
 
     def note_use(self) -> None:
         self._is_used = True

@@ -9,9 +9,10 @@ from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from typing import Any
 
-from django.db import connections, transaction
+from django.db import connections
 from django.db.backends.base.base import BaseDatabaseWrapper
 
+from django_alkstore import internals
 from django_alkstore.dialects.transactions import is_open
 
 logger = logging.getLogger("django_alkstore")
@@ -26,17 +27,8 @@ def outside_transactions() -> Iterator[None]:
     with ExitStack() as stack:
         for connection in connections.all(initialized_only=True):
             if is_open(connection):
-                stack.enter_context(_as_if_of_testcase(connection.alias))
+                stack.enter_context(internals.block_of_a_test(connection.alias))
         stack.enter_context(blocks_commit())
-        yield
-
-
-@contextmanager
-def _as_if_of_testcase(using: str) -> Iterator[None]:
-    block = transaction.atomic(using=using)
-    # Django's own mark of the blocks that TestCase opens. A durable block may be inside such a block.
-    block._from_testcase = True  # type: ignore[attr-defined]
-    with block:
         yield
 
 
@@ -58,8 +50,8 @@ class _Commits:
 
     def __init__(self, connection: BaseDatabaseWrapper) -> None:
         self._connection = connection
-        self._depth = len(connection.atomic_blocks)
-        self._of_the_test = len(connection.run_on_commit)
+        self._depth = len(internals.open_blocks(connection))
+        self._of_the_test = len(internals.commit_callbacks(connection))
         """Callbacks that were there before, which wait for a commit that never comes."""
 
     @contextmanager
@@ -86,11 +78,12 @@ class _Commits:
             replaced.update(before)
 
     def _run_if_committed(self) -> None:
-        if len(self._connection.atomic_blocks) > self._depth or self._connection.needs_rollback:
+        if len(internals.open_blocks(self._connection)) > self._depth or self._connection.needs_rollback:
             return
-        committed = self._connection.run_on_commit[self._of_the_test :]
-        del self._connection.run_on_commit[self._of_the_test :]
-        for _, func, robust in committed:  # type: ignore[misc]
+        callbacks = internals.commit_callbacks(self._connection)
+        committed = callbacks[self._of_the_test :]
+        del callbacks[self._of_the_test :]
+        for _, func, robust in committed:
             if robust:
                 _run_robust(func)
             else:
