@@ -18,10 +18,10 @@ from django_alkstore import registry, signals
 from django_alkstore.dialects import dialect_of
 from django_alkstore.dialects.transactions import is_contention, resolve_alias
 from django_alkstore.models import Job
+from django_alkstore.runtime.commands import NotRegistered, WorkerOptions, refuse_in_memory
 from django_alkstore.runtime.log_handler import show_log
-from django_alkstore.runtime.loop import NotRegistered, WorkerOptions, refuse_in_memory
 from django_alkstore.runtime.stop_signals import StoppedAtStart, StopSignals
-from django_alkstore.services.patience import Patience
+from django_alkstore.services.error_backoff import ErrorBackoff
 
 EXIT_USAGE = 2
 LONGEST_LOOK = 0.5
@@ -203,15 +203,15 @@ class RunCommand(AlkstoreCommand):
 
     def wait_for_tables(self, alias: str, error: DatabaseError) -> None:
         """Go on: a busy database is no reason to end for what is meant to run for ever."""
-        patience = Patience("starting", alias)
+        error_backoff = ErrorBackoff("starting", alias)
         while True:
-            self.stop_signals.sleep(patience.after(error))
+            self.stop_signals.sleep(error_backoff.after(error))
             try:
                 self.see_tables(alias)
             except DatabaseError as again:
                 error = again
             else:
-                patience.reset()
+                error_backoff.reset()
                 return
 
     def handle(self, *args: Any, **options: Any) -> str | None:

@@ -10,8 +10,8 @@ from django_alkstore.dialects.base import DatabaseReplaced
 from django_alkstore.dialects.transactions import write_transaction
 from django_alkstore.exceptions import LeadershipLost
 from django_alkstore.models import Lock
+from django_alkstore.services.error_backoff import ErrorBackoff
 from django_alkstore.services.leader import LEADERSHIP_TTL, lead, say_if_leases_decide
-from django_alkstore.services.patience import Patience
 from django_alkstore.services.waiting import StopRequested, Waiter
 
 EXIT_OK = 0
@@ -32,7 +32,7 @@ def schedule_until(stop: threading.Event, alias: str, *, standby: bool = True, b
     Without `standby` it does not wait for a leadership that it cannot take or has lost. `beside_worker`: a worker of
     the same process says if crash detection is off.
     """
-    patience = Patience("taking the leadership", alias)
+    error_backoff = ErrorBackoff("taking the leadership", alias)
     said = beside_worker
     while not stop.is_set():
         try:
@@ -40,18 +40,18 @@ def schedule_until(stop: threading.Event, alias: str, *, standby: bool = True, b
                 if not said:
                     say_if_leases_decide(waiter.liveness.reason)
                     said = True
-                return _lead_or_stand_by(waiter, patience, standby=standby)
+                return _lead_or_stand_by(waiter, error_backoff, standby=standby)
         except DatabaseError as error:
-            stop.wait(patience.after(error))
+            stop.wait(error_backoff.after(error))
     return EXIT_OK
 
 
-def _lead_or_stand_by(waiter: Waiter, patience: Patience, *, standby: bool) -> int:
+def _lead_or_stand_by(waiter: Waiter, error_backoff: ErrorBackoff, *, standby: bool) -> int:
     while not waiter.stop.is_set():
         try:
-            lead(waiter, patience.reset)
+            lead(waiter, error_backoff.reset)
         except LeadershipLost as lost:
-            patience.reset()
+            error_backoff.reset()
             if not standby:
                 signals.emit(signals.leader_absent, reason=str(lost))
                 return EXIT_NOT_LEADING
@@ -68,7 +68,7 @@ class _Standby:
 
     def __init__(self, waiter: Waiter) -> None:
         self.waiter = waiter
-        self.patience = Patience("standing by", waiter.alias)
+        self.error_backoff = ErrorBackoff("standing by", waiter.alias)
         self.announced: str | None = None
 
     def wait(self) -> None:
@@ -81,14 +81,14 @@ class _Standby:
             except DatabaseReplaced:
                 raise  # the watch is of no use any more
             except DatabaseError as error:
-                self.waiter.stop.wait(self.patience.after(error))
+                self.waiter.stop.wait(self.error_backoff.after(error))
         signals.emit(signals.standby_ended)
 
     def _look(self) -> bool:
         """True if the leadership can be taken now. If not, wait for a reason to look again."""
         seen = self.waiter.watch.version()
         held = self._read_leadership()
-        self.patience.reset()
+        self.error_backoff.reset()
         if held is None or self.waiter.liveness.is_dead(held.owner, held.liveness):
             return True
         if _left(held) <= 0:

@@ -30,7 +30,7 @@ from django_alkstore.runtime.leadership import Leadership
 from django_alkstore.runtime.perform import project_context
 from django_alkstore.runtime.shared_state import SharedState
 from django_alkstore.runtime.writing import Writer
-from django_alkstore.services.patience import Patience
+from django_alkstore.services.error_backoff import ErrorBackoff
 
 EXIT_OK = 0
 EXIT_BROKE = 1
@@ -284,14 +284,14 @@ def _do_nothing(_: float) -> None:
 
 def _open_watch(alias: str, pause: Callable[[float], None]) -> Watch:
     """Open a watch. That other processes lock the database for a while is no reason to end."""
-    patience = Patience("starting", alias)
+    error_backoff = ErrorBackoff("starting", alias)
     while True:
         try:
             watch = Watch(alias)
         except DatabaseError as error:
             if not is_contention(alias, error):
                 raise
-            pause(patience.after(error))
+            pause(error_backoff.after(error))
         else:
-            patience.reset()
+            error_backoff.reset()
             return watch

@@ -22,8 +22,8 @@ from django_alkstore.dialects.transactions import busy_timeout, is_contention, l
 from django_alkstore.runtime.jobs import LARGEST_BATCH, Plan, Result, Run, is_suspected
 from django_alkstore.services import JobHandle, outcomes
 from django_alkstore.services.claims import Swept, announce_unreadable, bury_unreadable, handles_of, sweep_batch
+from django_alkstore.services.error_backoff import ErrorBackoff
 from django_alkstore.services.outcomes import Kind
-from django_alkstore.services.patience import Patience
 
 T = TypeVar("T")
 
@@ -62,7 +62,7 @@ class Trouble:
 
     def __init__(self, connection: BaseDatabaseWrapper) -> None:
         self._connection = connection
-        self._patience = Patience("working", connection.alias, connection)
+        self._error_backoff = ErrorBackoff("working", connection.alias, connection)
         self._paused_until = 0.0
         self._contended_since: float | None = None
         """Since when other writers have kept the writer lock from this worker; None if they do not."""
@@ -79,9 +79,9 @@ class Trouble:
         if is_contention(alias, error):
             self._contended_since = now if self._contended_since is None else self._contended_since
             if now - self._contended_since >= busy_timeout(alias):
-                pause = self._patience.after(error)
+                pause = self._error_backoff.after(error)
         else:
-            pause = self._patience.after(error)
+            pause = self._error_backoff.after(error)
         self._paused_until = clock.monotonic() + pause
 
     def try_at_once(self) -> None:
@@ -92,7 +92,7 @@ class Trouble:
         """An attempt has succeeded."""
         self._contended_since = None
         self._paused_until = 0.0
-        self._patience.reset()
+        self._error_backoff.reset()
 
 
 class Writer:

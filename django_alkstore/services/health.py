@@ -18,7 +18,7 @@ from django.db.models import Max, QuerySet
 from django_alkstore import clock, names
 from django_alkstore.ages import age
 from django_alkstore.clock import SECOND
-from django_alkstore.dialects import Operations, dialect_of, vitals
+from django_alkstore.dialects import Operations, dialect_of, sqlite_health
 from django_alkstore.dialects.sqlite import ENOUGH_TIMEOUT, is_missing
 from django_alkstore.dialects.transactions import limit_wait, read, write_operations
 from django_alkstore.exceptions import InvalidSpec
@@ -101,7 +101,7 @@ class Health:
 
     def trouble(self, doing: str, error: DatabaseError) -> None:
         """A finding for a database error; not a second one of the same kind."""
-        what = vitals.kind_of(error)
+        what = sqlite_health.kind_of(error)
         if what not in {finding.what for finding in self.findings}:
             self.error(what, f"{_TROUBLE[what]} ({doing}: {error})")
 
@@ -194,9 +194,9 @@ class _Examination:
     def _connect(self) -> None:
         self.connection.ensure_connection()
         # Before the wait is limited, which is done by the same setting.
-        timeout = self.health.busy_timeout = vitals.busy_timeout(self.connection)
+        timeout = self.health.busy_timeout = sqlite_health.busy_timeout(self.connection)
         limit_wait(self.alias, LONGEST_WAIT)
-        journal, mode = vitals.settings(self.connection)
+        journal, mode = sqlite_health.settings(self.connection)
         self.health.journal_mode, self.health.transaction_mode = journal, mode
         if journal != "wal":
             text = f"the journal mode is {journal.upper()}, not WAL: readers and writers wait for each other"
@@ -220,13 +220,13 @@ class _Examination:
             self.health.writable = True
 
     def _look_for_room(self) -> None:
-        free = self.health.free_bytes = vitals.room(self.connection)
-        if free < vitals.LEAST_ROOM:
+        free = self.health.free_bytes = sqlite_health.room(self.connection)
+        if free < sqlite_health.LEAST_ROOM:
             self.health.writable = False
             self.health.error("full", f"the database has no room left: {free} bytes, on its disk or by max_page_count")
 
     def _look_at_log(self) -> None:
-        log = vitals.log(self.connection, self.limits.max_wal)
+        log = sqlite_health.log(self.connection, self.limits.max_wal)
         self.health.wal_bytes = log.size
         if log.waiting > self.limits.max_wal:
             mebibytes = log.waiting / 2**20
@@ -324,7 +324,7 @@ class _Examination:
         """Moments that cannot be past now, each with what it is of."""
         for created in Job.objects.using(self.alias).order_by("-pk").values_list("created_at", flat=True)[:1]:
             yield "the last job's enqueueing", clock.to_us(created)
-        for lease in vitals.last_leases(self.connection, now):
+        for lease in sqlite_health.last_leases(self.connection, now):
             yield f"a lease in {describe_queue(lease.queue)}", lease.written - LEASE_SLACK
         for what, rows, column, lasting in (
             ("a worker's sign of life", presence.signs(self.alias), "expires_at", presence.TTL),
@@ -339,6 +339,6 @@ class _Examination:
         return Lock.objects.using(self.alias).filter(name=names.LEADERSHIP_LOCK)
 
     def _look_for_damage(self) -> None:
-        found = vitals.damage(self.connection)
+        found = sqlite_health.damage(self.connection)
         if found is not None:
             self.health.error("corrupt", f"the file is damaged: {found}")

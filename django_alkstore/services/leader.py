@@ -33,9 +33,9 @@ from django_alkstore.dialects.transactions import (
 from django_alkstore.exceptions import LeadershipLost
 from django_alkstore.models import Lock
 from django_alkstore.services.declared import bring_in_line
+from django_alkstore.services.error_backoff import ErrorBackoff
 from django_alkstore.services.locks import LockHandle
 from django_alkstore.services.maintenance import Upkeep
-from django_alkstore.services.patience import Patience
 from django_alkstore.services.ticks import PAUSE, Step, tick_step
 from django_alkstore.services.waiting import SLICE, StopRequested, Waiter
 
@@ -113,7 +113,7 @@ class _Leader:
         self.stop = waiter.stop
         self.leadership = leadership
         self.upkeep = Upkeep(self.alias)
-        self.patience = Patience("ticking", self.alias)
+        self.error_backoff = ErrorBackoff("ticking", self.alias)
         self.renewed_at = clock.monotonic()
         self.in_line = False
         """The rows are those that the code declares."""
@@ -131,7 +131,7 @@ class _Leader:
             except DatabaseReplaced:
                 raise  # the watch is of no use any more
             except DatabaseError as error:
-                self.stop.wait(self.patience.after(error))
+                self.stop.wait(self.error_backoff.after(error))
 
     def _round(self) -> None:
         """Make a step if one is due. If nothing more is due after it, sleep."""
@@ -151,7 +151,7 @@ class _Leader:
         # The version first: a later commit ends the sleep, and the schedules are read after every earlier one.
         seen = watch.version()
         self.due = self.waiter.read(lambda: read(self.alias, lambda db: db.next_boundary()))
-        self.patience.reset()
+        self.error_backoff.reset()
         if self.waiter.wait(seen, self._sleep_for()):
             self.stop.wait(min(SETTLE, self._due_in()))
 

@@ -13,7 +13,7 @@ from django.db.models import QuerySet
 
 from django_alkstore import clock, names
 from django_alkstore.clock import LAST_US, SECOND, from_us
-from django_alkstore.dialects import Operations, vitals
+from django_alkstore.dialects import Operations, sqlite_health
 from django_alkstore.dialects.liveness import LivenessView
 from django_alkstore.dialects.transactions import write_transaction
 from django_alkstore.models import Lock
@@ -146,7 +146,7 @@ def _queues(alias: str, view: LivenessView, workers: list[Worker]) -> tuple[set[
     suspended = {queue for worker in workers if worker.state is WorkerState.SUSPENDED for queue in worker.queues}
     deserted = {queue for worker in workers if worker.known_dead for queue in worker.queues}
     now = clock.now_us()
-    for lease in vitals.last_leases(connections[alias], now):
+    for lease in sqlite_health.last_leases(connections[alias], now):
         if view.is_dead(lease.worker_id, lease.liveness):
             deserted.add(lease.queue)
         elif lease.written > now - round(TTL * SECOND):

@@ -21,9 +21,9 @@ from django_alkstore.models import Job, Lock, Schedule
 from django_alkstore.services import (
     claim_batch,
     enqueue,
+    error_backoff,
     force_release,
     leader,
-    patience,
     run_schedules,
     schedule,
     tick,
@@ -550,7 +550,7 @@ def test_a_database_error_at_any_statement_is_logged_and_tried_again(
 ) -> None:
     """`The runtime recovers by itself`: the n-th statement of this kind fails, in the tick, the sleep or upkeep."""
     monkeypatch.setattr(leader, "RENEW_EVERY", 0.05)
-    monkeypatch.setattr(patience, "FIRST_PAUSE", 0.01)
+    monkeypatch.setattr(error_backoff, "FIRST_PAUSE", 0.01)
     failed = threading.Event()
     count: list[int] = []
 

@@ -24,18 +24,18 @@ from django_alkstore.dialects.base import Change, DatabaseReplaced
 from django_alkstore.dialects.watch import Watch
 from django_alkstore.models import Job
 from django_alkstore.runtime import worker as worker_module
-from django_alkstore.runtime.loop import chosen
+from django_alkstore.runtime.commands import chosen
 from django_alkstore.runtime.scheduler import schedule_until
 from django_alkstore.runtime.worker import Worker
 from django_alkstore.runtime.writing import BETWEEN_SLICES
 from django_alkstore.services import waiting
-from django_alkstore.services.maintenance import UPKEEP_INTERVAL
-from django_alkstore.services.patience import (
+from django_alkstore.services.error_backoff import (
     LONGEST_CONTENTION_PAUSE,
     LONGEST_FAULT_PAUSE,
     LONGEST_QUIET,
-    Patience,
+    ErrorBackoff,
 )
+from django_alkstore.services.maintenance import UPKEEP_INTERVAL
 from tests.faults.tools import ALIAS, TROUBLE, UNDER, Store, everything, integrity, minds_permissions, pauses
 from tests.processes import Process, wait_until
 
@@ -304,7 +304,7 @@ def test_after_a_fault_every_watch_of_the_database_opens_it_anew(store: Store) -
     error = OperationalError("attempt to write a readonly database")
     with Watch(ALIAS) as one, Watch(ALIAS) as another, Watch("default") as elsewhere:
         seen = [watch.version() for watch in (one, another, elsewhere)]
-        Patience("working", ALIAS).after(error)
+        ErrorBackoff("working", ALIAS).after(error)
         assert connections[ALIAS].connection is None
         assert one.version() != seen[0]
         assert another.version() != seen[1]
@@ -653,13 +653,13 @@ def test_a_lock_that_stays_is_not_said_at_each_try(clock: ManualClock, caplog: p
     busy.sqlite_errorcode = sqlite3.SQLITE_BUSY
     error = OperationalError("database is locked")
     error.__cause__ = busy
-    patience = Patience("working", "default")
+    error_backoff = ErrorBackoff("working", "default")
     with caplog.at_level("INFO", "django_alkstore"):
         for _ in range(60):
-            clock.advance(patience.after(error))
+            clock.advance(error_backoff.after(error))
         tries = len(caplog.records)
         assert 2 <= tries <= 10
-        patience.reset()
+        error_backoff.reset()
     assert [record.getMessage() for record in caplog.records[tries:]] == ["database is back: working"]
 
 

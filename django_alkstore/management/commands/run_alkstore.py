@@ -3,7 +3,7 @@
 from typing import Any
 
 from django_alkstore.management.base import WorkerCommand
-from django_alkstore.runtime.loop import run_everything
+from django_alkstore.runtime.commands import run_everything
 
 
 class Command(WorkerCommand):

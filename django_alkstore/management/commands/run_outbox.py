@@ -5,7 +5,7 @@ from typing import Any
 from django.core.management.base import CommandParser
 
 from django_alkstore.management.base import WorkerCommand
-from django_alkstore.runtime.loop import chosen, run_worker
+from django_alkstore.runtime.commands import chosen, run_worker
 
 
 class Command(WorkerCommand):

@@ -5,7 +5,7 @@ from typing import Any
 from django.core.management.base import CommandParser
 
 from django_alkstore.management.base import RunCommand
-from django_alkstore.runtime.loop import run_scheduler
+from django_alkstore.runtime.commands import run_scheduler
 
 
 class Command(RunCommand):

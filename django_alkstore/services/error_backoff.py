@@ -20,7 +20,7 @@ LONGEST_FAULT_PAUSE = 15.0
 """Seconds. Somebody has to repair a full disk or a read-only file."""
 
 
-class Patience:
+class ErrorBackoff:
     """The pauses of one loop; `doing` says what the loop does, for the log."""
 
     def __init__(self, doing: str, alias: str, connection: BaseDatabaseWrapper | None = None) -> None:

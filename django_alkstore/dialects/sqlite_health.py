@@ -1,4 +1,4 @@
-"""How a database and a live connection to it are doing, for the health check. SQLite's; nothing here writes a row.
+"""What the health check asks an SQLite database. Nothing here writes a row.
 
 Each function takes a connection that is open, and raises what Django raises where it cannot be asked.
 """
