@@ -4,7 +4,7 @@ import re
 from datetime import datetime
 
 _UNITS = {"d": 86_400, "h": 3_600, "min": 60, "s": 1}
-_WRITTEN = re.compile(r"(\d{1,9})\s*(s|m|min|h|d)?", re.ASCII)
+_WRITTEN = re.compile(r"(\d{1,9})\s*(s|m|min|h|d)", re.ASCII)
 
 
 def age(seconds: float) -> str:
@@ -24,9 +24,8 @@ def distance(moment: datetime, now: datetime) -> str:
 
 
 def parse_age(text: str) -> float:
-    """The seconds of `90`, `90s`, `15m`, `12h` or `30d`. Raises `ValueError` for anything else."""
+    """The seconds of `90s`, `15m`, `12h` or `30d`. Raises `ValueError` for anything else."""
     found = _WRITTEN.fullmatch(text.strip())
     if found is None:
         raise ValueError(f"{text!r} is not a duration: write a number and one of s, m, h and d, for example 30d")
-    unit = found[2] or "s"
-    return float(int(found[1]) * _UNITS["min" if unit == "m" else unit])
+    return float(int(found[1]) * _UNITS["min" if found[2] == "m" else found[2]])

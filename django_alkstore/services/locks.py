@@ -1,9 +1,13 @@
 """Named locks with a time to live and a fencing token."""
 
+import asyncio
+from collections.abc import Callable, Coroutine
 from datetime import datetime
+from functools import wraps
 from types import TracebackType
-from typing import Self
+from typing import Any, Self, TypeVar
 
+from asgiref.sync import sync_to_async
 from django.db import DatabaseError
 from django.db.models import QuerySet
 from django.dispatch import Signal
@@ -24,6 +28,8 @@ from django_alkstore.services.twins import twin
 __all__ = ["LockHandle", "force_release", "holder", "lock", "unique_owner"]
 
 
+T = TypeVar("T")
+
 _greatest_token = 0
 """The greatest token that this process was given, in a transaction that was rolled back too."""
 
@@ -31,6 +37,24 @@ _greatest_token = 0
 def _least_next_token(now: int) -> int:
     """Where tokens go on. Rows alone forget one that was rolled back, though somebody may have seen it."""
     return max(now, _greatest_token + 1)
+
+
+def _not_if_cancelled(
+    take: "Callable[[LockHandle], Coroutine[Any, Any, T]]",
+) -> "Callable[[LockHandle], Coroutine[Any, Any, T]]":
+    """The same twin, which does not leave the lock taken if its task is cancelled."""
+
+    @wraps(take)
+    async def take_it(self: "LockHandle") -> T:
+        token = self.token
+        try:
+            return await take(self)
+        except asyncio.CancelledError:
+            # In the same thread as `take`, and so after it: it runs to its end.
+            await sync_to_async(self._undo)(token)
+            raise
+
+    return take_it
 
 
 class LockHandle:
@@ -137,10 +161,15 @@ class LockHandle:
             if not released and error is None:
                 raise LockLost(self.name)
 
-    aacquire = twin(acquire)
+    def _undo(self, token: int | None) -> None:
+        """Release the lock if it was taken since the handle had this token."""
+        if self.token != token:
+            self.release()
+
+    aacquire = _not_if_cancelled(twin(acquire))
     arenew = twin(renew)
     arelease = twin(release)
-    __aenter__ = twin(__enter__)
+    __aenter__ = _not_if_cancelled(twin(__enter__))
     __aexit__ = twin(__exit__)
 
 

@@ -1,18 +1,21 @@
 """Section 5: named locks with a time to live and a fencing token."""
 
+import asyncio
 import math
+import threading
 from collections.abc import Callable, Iterator
 from datetime import UTC, datetime, timedelta
 from decimal import Decimal
 from typing import Any
 
 import pytest
+from asgiref.sync import async_to_sync
 from django.db import IntegrityError, OperationalError, connection, connections, transaction
 
 from django_alkstore.clock import ManualClock
 from django_alkstore.exceptions import AlkstoreError, InvalidName, InvalidOption, LockHeld, LockLost, ReservedName
 from django_alkstore.models import Lock
-from django_alkstore.services import LockHandle, force_release, lock
+from django_alkstore.services import LockHandle, alock, force_release, lock
 from tests.ledger.models import Entry
 
 pytestmark = pytest.mark.django_db(transaction=True)
@@ -632,3 +635,51 @@ def test_a_handle_can_be_entered_again_after_it_was_released(clock: ManualClock)
         handle.release()
     with pytest.raises(LockLost), handle:
         clock.advance(60)
+
+
+# Async twins
+
+
+@pytest.mark.parametrize("how", ["async with", "aacquire"])
+def test_a_task_that_is_cancelled_while_it_takes_a_lock_leaves_it_free(transactional_db: None, how: str) -> None:
+    async def take(handle: LockHandle) -> None:
+        if how == "aacquire":
+            await handle.aacquire()
+            return
+        async with handle:
+            raise AssertionError("it was cancelled")
+
+    taking, cancelled = threading.Event(), threading.Event()
+
+    def slow(execute: Any, *args: Any) -> Any:
+        taking.set()
+        assert cancelled.wait(60)
+        return execute(*args)
+
+    async def play() -> bool:
+        task = asyncio.ensure_future(take(alock("import")))
+        await asyncio.to_thread(taking.wait, 60)
+        task.cancel()
+        await asyncio.sleep(0)
+        cancelled.set()
+        with pytest.raises(asyncio.CancelledError):
+            await task
+        return await alock("import").aacquire()
+
+    with connection.execute_wrapper(slow):
+        assert async_to_sync(play)()
+    assert Lock.objects.get().name == "import"
+
+
+def test_a_second_taking_that_is_cancelled_does_not_free_the_lock_that_the_handle_holds(transactional_db: None) -> None:
+    async def play() -> None:
+        handle = alock("import")
+        assert await handle.aacquire()
+        task = asyncio.ensure_future(handle.aacquire())
+        await asyncio.sleep(0)
+        task.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await task
+        assert await handle.arenew()
+
+    async_to_sync(play)()

@@ -3,12 +3,13 @@
 from argparse import ArgumentTypeError
 from typing import Any
 
-from django.core.management.base import CommandParser
+from django.core.management.base import CommandError, CommandParser
 
 from django_alkstore.ages import age, parse_age
 from django_alkstore.exceptions import InvalidName
-from django_alkstore.management.base import ReportCommand
-from django_alkstore.names import queue_named
+from django_alkstore.management.base import EXIT_USAGE, ReportCommand
+from django_alkstore.models import Job
+from django_alkstore.names import OUTBOX_MARK, outbox_queue, queue_named
 from django_alkstore.services import delete_finished, prune, queue_stats
 from django_alkstore.services.maintenance import FINISHED_STATES, retention
 
@@ -30,6 +31,7 @@ class Command(ReportCommand):
     def work(self, alias: str, options: dict[str, Any]) -> str | None:
         chosen = {name: options[name] for name in ("queue", "state", "older_than") if options[name] is not None}
         if chosen:
+            _refuse_name_of_outbox(options["queue"], alias)
             for state, count in delete_finished(**chosen, using=alias).items():
                 self.stdout.write(f"{state:<10} removed {count:>8}")
             return None
@@ -49,6 +51,17 @@ def _queue(name: str) -> str:
     except InvalidName as error:
         raise ArgumentTypeError(str(error)) from None
     return name
+
+
+def _refuse_name_of_outbox(name: str | None, alias: str) -> None:
+    """`CommandError` if no job is in a queue of this name, and some are in an outbox of this name."""
+    if name is None or name.startswith(OUTBOX_MARK):
+        return
+    jobs = Job.objects.using(alias)
+    if not jobs.filter(queue=name).exists() and jobs.filter(queue=outbox_queue(name)).exists():
+        raise CommandError(
+            f"no job is in a queue {name!r}; for the outbox, write --queue {OUTBOX_MARK}{name}", returncode=EXIT_USAGE
+        )
 
 
 def _age(text: str) -> float:
