@@ -90,6 +90,12 @@ class Leadership:
         if plan is None:
             return None
         try:
+            return self._carry_out(me, plan, planned_at, began_at)
+        finally:
+            self._state.end_plan()
+
+    def _carry_out(self, me: Runner, plan: Plan, planned_at: int, began_at: float) -> Written | None:
+        try:
             queues = self._queues(plan)
             if not (plan.results or queues):
                 return None

@@ -75,6 +75,8 @@ class SharedState:
         """How many of the running and the overdue jobs are coroutines."""
         self._room_has_grown = False
         """True if a handler has ended without a result since the last plan."""
+        self._is_carrying_out = False
+        """True while the leader carries out a plan: it may be claiming jobs that are not held yet."""
         self._results = Results()
         self._means: dict[str, float] = {}
         """By queue: how long its handler takes on average, in seconds."""
@@ -202,6 +204,8 @@ class SharedState:
     def plan(self, me: Runner, now: float, now_us: int) -> Plan | None:
         """What the leader is to write and to claim. None if this thread does not lead.
 
+        The leader calls `end_plan` when it has carried out the plan.
+
         The renewals include every lease that is over by `now_us`: a claim may sweep what has lapsed by then.
         """
         with self._lock:
@@ -209,6 +213,7 @@ class SharedState:
                 return None
             self._busy_since = None
             self._room_has_grown = False
+            self._is_carrying_out = True
             results = self._results.take()
             renewals = self._to_renew(now, now_us)
             if self._stopping:
@@ -221,6 +226,13 @@ class SharedState:
                 return Plan(results, 0, coroutines, {}, renewals)
             batches = {queue: int(BATCH_SECONDS / mean) for queue, mean in self._means.items() if mean < QUICK}
             return Plan(results, self.size - busy, coroutines, batches, renewals)
+
+    def end_plan(self) -> None:
+        """The plan is carried out, or has failed: what was claimed is held."""
+        with self._lock:
+            self._is_carrying_out = False
+            if self._stopping:
+                self._wake_keeper_by(0.0)  # to give back what was claimed, or to end
 
     def put_back(self, results: list[Result]) -> None:
         """Return results that could not be written."""
@@ -491,7 +503,8 @@ class SharedState:
     # With the lock held
 
     def _is_done(self) -> bool:
-        return self._results.are_written and not (self._running or self._waiting or self._lapsed)
+        held = self._running or self._waiting or self._lapsed
+        return self._results.are_written and not (held or self._is_carrying_out)
 
     def _leader_is_slow(self, now: float) -> bool:
         return self._busy_since is not None and now - self._busy_since >= SLOW
