@@ -138,6 +138,7 @@ class Job(models.Model):
             CheckConstraint(condition=_is_moment("expires_at"), name="alkstore_job_expires_at"),
             CheckConstraint(condition=_is_moment("lease_expires_at"), name="alkstore_job_lease_expires_at"),
             CheckConstraint(condition=_is_whole("fence"), name="alkstore_job_fence"),
+            CheckConstraint(condition=_is_whole("lock_errors"), name="alkstore_job_lock_errors"),
             UniqueConstraint(
                 fields=["queue", "unique_key"],
                 condition=Q(state__in=LIVE_STATES, unique_key__isnull=False),

@@ -5,7 +5,6 @@ transaction of `set_autocommit(False)` before those only.
 """
 
 import json
-import math
 import os
 import sqlite3
 from collections.abc import Iterable, Iterator, Sequence
@@ -141,10 +140,8 @@ WHERE {HELD}
 """
 RENEW = f"UPDATE {JOB} SET lease_expires_at = %s WHERE {HELD}"
 
-# Another program may have stored a text where a number belongs. It reads as a number here (0, if it has no digits), so
-# that it stops nobody: the job becomes dead at once, or at its next claim, with the reason (`JobHandle`).
 LAPSED = f"""
-SELECT id, fence, CAST(attempts AS INTEGER), CAST(max_attempts AS INTEGER), CAST(errors AS BLOB) FROM {JOB}
+SELECT id, fence, attempts, max_attempts, CAST(errors AS BLOB) FROM {JOB}
 WHERE queue = %s AND state = 'processing' AND lease_expires_at <= %s ORDER BY lease_expires_at LIMIT %s
 """
 # The index by name: it holds the processing jobs alone, and nothing tells the planner that they are few.
@@ -153,13 +150,13 @@ SELECT DISTINCT CAST(worker_id AS BLOB) FROM {JOB} INDEXED BY alkstore_job_lease
 WHERE state = 'processing' AND liveness = %s
 """
 ABANDONED = f"""
-SELECT id, fence, CAST(queue AS BLOB), CAST(attempts AS INTEGER), CAST(max_attempts AS INTEGER),
-  CAST(run_at AS INTEGER), max(CAST(backoff_base AS REAL), 0.0), CAST(errors AS BLOB), CAST(last_error AS BLOB)
+SELECT id, fence, CAST(queue AS BLOB), attempts, max_attempts, run_at, backoff_base, CAST(errors AS BLOB),
+  CAST(last_error AS BLOB)
 FROM {JOB} INDEXED BY alkstore_job_lease
 WHERE state = 'processing' AND worker_id = %s AND liveness = %s LIMIT %s
 """
 EXPIRED = f"""
-SELECT id, fence, CAST(attempts AS INTEGER), CAST(errors AS BLOB) FROM {JOB}
+SELECT id, fence, attempts, CAST(errors AS BLOB) FROM {JOB}
 WHERE queue = %s AND state = 'pending' AND expires_at <= %s ORDER BY expires_at LIMIT %s
 """
 REOPEN = f"""
@@ -502,13 +499,6 @@ class DataVersion:
             self._raw.close()  # Django keeps a connection to a database in memory open
 
 
-def _whole(moment: Any) -> int | None:
-    """The earliest moment of a column as an integer. Another program may have written a float or a text there."""
-    if isinstance(moment, float):
-        return math.ceil(moment) if abs(moment) < LAST_US else None
-    return moment if isinstance(moment, int) else None
-
-
 class SQLiteOperations(Operations):
     """The operations in SQLite's SQL."""
 
@@ -637,7 +627,7 @@ class SQLiteOperations(Operations):
         for start in range(0, len(queues), _MAX_QUEUES):
             some = queues[start : start + _MAX_QUEUES]
             self.cursor.execute(_next_claims_text(len(some)), some)
-            found.update((queue, _whole(at)) for queue, at in self.cursor.fetchall())
+            found.update(self.cursor.fetchall())
         return found
 
     def count_queues(self, now: int) -> list[QueueCounts]:
@@ -660,7 +650,7 @@ class SQLiteOperations(Operations):
 
     def next_boundary(self) -> int | None:
         row = self.cursor.execute(NEXT_BOUNDARY).fetchone()
-        return None if row is None else _whole(row[0])
+        return None if row is None else row[0]
 
     def move_schedule(
         self,

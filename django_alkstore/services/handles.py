@@ -99,11 +99,7 @@ class JobHandle:
     )
 
     def __init__(self, using: str, row: ClaimedJob) -> None:
-        """`ValueError` and its kind where the stored row cannot be read."""
-        if not isinstance(row.visibility_timeout, (int, float)) or not isinstance(row.backoff_base, (int, float)):
-            raise TypeError("its visibility timeout or its backoff base is not a number")
-        if not isinstance(row.max_attempts, int) or not isinstance(row.lock_errors, int):
-            raise TypeError("its maximum of attempts or its count of lock errors is not a whole number")
+        """`TypeError`, `ValueError` or `RecursionError` if the stored payload cannot be read."""
         self._row = row
         self._using = using
         self.id: int = row.id

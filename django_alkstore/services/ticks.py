@@ -14,7 +14,7 @@ from typing import NamedTuple
 from django.db import connections
 
 from django_alkstore import clock, conf, signals
-from django_alkstore.clock import LAST_US, SECOND, from_us, to_us
+from django_alkstore.clock import LAST_US, SECOND, from_us
 from django_alkstore.dialects import Operations
 from django_alkstore.dialects.base import BoundaryCounts, NewJob, StoredSchedule
 from django_alkstore.dialects.transactions import after_commit, is_open, resolve_alias, write_transaction
@@ -219,7 +219,7 @@ class _Due(NamedTuple):
         payload = stored.payload.decode()
         options = check_fire_options(options_of_schedule(stored))
         job = stamp(queue, payload, options, defaults_for(queue, conf.settings()), now)
-        first = to_us(from_us(stored.next_fire_at))  # raises if no date can hold it
+        first = stored.next_fire_at
         catch_up = spec.catches_up if stored.catch_up is None else stored.catch_up.decode()
         until = now if stored.ends_at is None else min(now, stored.ends_at)
         boundaries, counts = _chosen(spec, first, until, now, catch_up, _grace(stored.grace, catch_up), limit)

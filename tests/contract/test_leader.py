@@ -511,22 +511,6 @@ def test_a_broken_row_is_paused_and_the_leader_goes_on(caplog: pytest.LogCapture
     assert any("bad" in record.getMessage() for record in caplog.records)
 
 
-@pytest.mark.parametrize("moment", [10**18, -(10**18), "soon"], ids=str)
-@pytest.mark.parametrize("alone", [True, False])
-def test_a_row_whose_next_boundary_is_no_date_does_not_end_the_leader(moment: Any, alone: bool) -> None:
-    schedule("bad", "@every 1h", "mail")
-    with connection.cursor() as cursor:
-        cursor.execute(f"UPDATE {Schedule._meta.db_table} SET next_fire_at = %s", [moment])
-    if not alone:
-        schedule("far", "@every 1h", "mail")
-    with Runner() as runner:
-        wait_until(lambda: leads() or runner.ended.is_set(), "it leads")
-        schedule("then", "@every 1s", "mail")
-        wait_until(lambda: fired("then") > 0 or runner.ended.is_set(), "the others fire")
-    assert runner.error is None
-    assert fired("then") > 0
-
-
 KINDS = ["the tick's reading", "the look at the soonest", "the renewal", "the fire", "the pruning"]
 
 

@@ -711,19 +711,6 @@ def test_f051_a_history_that_cannot_be_read_keeps_no_attempt_from_ending(history
     assert get_job(handle.id).errors[-1]["error"] == "lease expired"
 
 
-@pytest.mark.parametrize("held", [True, False])
-def test_a_maximum_that_is_no_number_is_in_nobody_s_way(held: bool, clock: ManualClock) -> None:
-    spoilt = enqueue("mail", "spoilt")
-    if held:
-        claim()
-    with connection.cursor() as cursor:
-        cursor.execute("UPDATE django_alkstore_job SET max_attempts = 'abc'")
-    enqueue("mail", "good")
-    clock.advance(300)
-    assert claim().payload == "good"
-    assert get_job(spoilt.pk).state == "dead"
-
-
 # ack_tx
 
 

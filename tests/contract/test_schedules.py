@@ -381,16 +381,6 @@ def test_a_row_whose_spec_cannot_be_read_starts_a_new_grid_when_it_is_declared(c
     assert schedule("report", "@every 1h", "mail").next_fire_at == clock.now() + seconds(3_600)
 
 
-@pytest.mark.parametrize("moment", [10**18, 2**63 - 1, -(10**18)])
-def test_a_row_whose_next_boundary_is_no_date_is_put_right_by_declaring(clock: ManualClock, moment: int) -> None:
-    """`If the next boundary lies more than an interval ahead, declaring puts it back`: from however far."""
-    schedule("report", "@every 1h", "mail")
-    raw("UPDATE SCHEDULE SET next_fire_at = %s", moment)
-    schedule("report", "@every 1h", "mail")
-    again = stored()["next_fire_at"]
-    assert again <= clock.now() + seconds(3_600)
-
-
 def test_what_is_written_is_seen_by_the_next_declaration_in_the_same_transaction(clock: ManualClock) -> None:
     with transaction.atomic():
         first = schedule("report", "@every 1h", "mail")
@@ -630,15 +620,6 @@ def test_resuming_a_row_whose_spec_cannot_be_read_is_an_invalid_spec_and_it_stay
     assert stored() == before
 
 
-@pytest.mark.parametrize("moment", [10**18, -(10**18)])
-def test_resuming_a_row_whose_next_boundary_is_no_date_goes_on_after_now(clock: ManualClock, moment: int) -> None:
-    schedule("report", "@every 1h", "mail")
-    pause_schedule("report")
-    raw("UPDATE SCHEDULE SET next_fire_at = %s", moment)
-    assert resume_schedule("report") is True
-    assert clock.now() < stored()["next_fire_at"] <= clock.now() + seconds(3_600)
-
-
 @pytest.mark.parametrize("call", [unschedule, pause_schedule, resume_schedule])
 @pytest.mark.parametrize(
     ("name", "error"), [("", InvalidName), ("a b", InvalidName), (None, InvalidName), ("__alkstore_x", ReservedName)]
@@ -663,15 +644,6 @@ def test_soonest_is_the_earliest_boundary_of_those_that_are_not_paused(clock: Ma
     resume_schedule("hourly")
     clock.advance(5_000)
     assert soonest() == clock.now() - seconds(1_400), "an overdue one is soonest of all"
-
-
-@pytest.mark.parametrize("moment", [10**18, 2**63 - 1, "soon"], ids=repr)
-def test_a_row_whose_next_boundary_is_no_date_does_not_stop_soonest(clock: ManualClock, moment: Any) -> None:
-    schedule("bad", "@every 1h", "mail")
-    raw("UPDATE SCHEDULE SET next_fire_at = %s", moment)
-    soonest()
-    schedule("good", "@every 1h", "mail")
-    assert soonest() == clock.now() + seconds(3_600)
 
 
 # Another database

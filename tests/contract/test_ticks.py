@@ -631,17 +631,6 @@ def test_a_row_whose_name_breaks_the_rule_stops_no_other(clock: ManualClock, nam
     assert [fire.name for fire in tick() if fire.name == "good"] == ["good"]
 
 
-@pytest.mark.parametrize("moment", ["1000000000000000000", "9223372036854775807", "'soon'", "X'00'", "1e300"])
-def test_a_next_boundary_that_is_no_date_stops_no_other_schedule(clock: ManualClock, moment: str) -> None:
-    schedule("bad", "@every 10m", "mail")
-    schedule("good", "@every 20m", "mail")
-    raw(f"UPDATE SCHEDULE SET next_fire_at = {moment} WHERE name = 'bad'")
-    for _ in range(3):
-        clock.advance(1_200)
-        assert [fire.name for fire in tick() if fire.name == "good"] == ["good"]
-        assert soonest() == clock.now() + timedelta(minutes=20)
-
-
 def test_the_error_of_a_bad_row_can_be_mended_and_the_schedule_goes_on(clock: ManualClock) -> None:
     schedule("bad", "@every 10m", "mail")
     raw("UPDATE SCHEDULE SET max_attempts = 0")
