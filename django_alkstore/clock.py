@@ -21,6 +21,7 @@ MICROSECOND = timedelta(microseconds=1)
 SECOND = 1_000_000
 """Microseconds in a second: the unit of every stored moment."""
 
+FIRST_MOMENT = datetime.min.replace(tzinfo=UTC)
 LAST_MOMENT = datetime.max.replace(tzinfo=UTC)
 
 
@@ -135,7 +136,7 @@ def from_us(us: int) -> datetime:
 
 
 LAST_US = to_us(LAST_MOMENT)
-FIRST_US = to_us(datetime.min.replace(tzinfo=UTC))
+FIRST_US = to_us(FIRST_MOMENT)
 
 
 def readable(stored: object) -> datetime:

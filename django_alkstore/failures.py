@@ -2,6 +2,7 @@
 
 import inspect
 import json
+import re
 import sys
 import traceback
 from contextlib import suppress
@@ -99,6 +100,8 @@ def _path_of(kind: type) -> str:
     return f"{kind.__module__}.{kind.__qualname__}"
 
 
+_UNPRINTABLE = re.compile("[\x00-\x08\x0b\x0c\x0e-\x1f\x7f\ud800-\udfff\ufffe\uffff]")
+
 _STANDS_FOR = {
     LEASE_EXPIRED: _path_of(LeaseExpired),
     WORKER_DIED: _path_of(WorkerDied),
@@ -154,13 +157,8 @@ def _format_traceback(error: Any) -> str:
 
 
 def _clean(text: str) -> str:
-    """Replace what some database or terminal cannot hold: NUL and lone surrogates."""
-    text = text.replace("\x00", "\N{REPLACEMENT CHARACTER}")
-    try:
-        text.encode()
-    except UnicodeEncodeError:
-        return "".join("\N{REPLACEMENT CHARACTER}" if "\ud800" <= c <= "\udfff" else c for c in text)
-    return text
+    """Replace what a database, a terminal or a dump in XML cannot hold: control characters and lone surrogates."""
+    return _UNPRINTABLE.sub("\N{REPLACEMENT CHARACTER}", text)
 
 
 def _cut_end(text: str) -> str:

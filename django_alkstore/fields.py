@@ -8,7 +8,6 @@ from django.db import models
 from django.db.backends.base.base import BaseDatabaseWrapper
 from django.db.models import lookups
 from django.db.models.expressions import (
-    BaseExpression,
     Combinable,
     CombinedExpression,
     DurationExpression,
@@ -18,7 +17,8 @@ from django.db.models.expressions import (
 from django.utils.dateparse import parse_datetime
 
 from django_alkstore.clock import from_us, readable, to_us
-from django_alkstore.payloads import UnreadablePayload, dumps, read_payload
+from django_alkstore.internals import type_of
+from django_alkstore.payloads import dumps, from_dump, read_payload, to_dump
 
 if TYPE_CHECKING:
     from django.db.models.sql.compiler import SQLCompiler  # nothing else imports it before the first query
@@ -39,9 +39,7 @@ class InstantField(_Instant):  # type: ignore[type-arg]  # the plugin fills them
     description = "A moment, as microseconds since the epoch"
 
     def get_internal_type(self) -> str:
-        # Whose column it has, whole microseconds: so `F("run_at") - timedelta(...)` is one number less another. For any
-        # other type of number Django would make text of it, which no comparison would ever find due.
-        return "DurationField"
+        return "BigIntegerField"
 
     def get_db_prep_save(self, value: Any, connection: BaseDatabaseWrapper) -> Any:
         if hasattr(value, "as_sql"):
@@ -77,13 +75,7 @@ class InstantField(_Instant):  # type: ignore[type-arg]  # the plugin fills them
         return "" if value is None else value.isoformat()
 
 
-for _left, _connector, _right, _result in (
-    (InstantField, Combinable.ADD, models.DurationField, InstantField),
-    (models.DurationField, Combinable.ADD, InstantField, InstantField),
-    (InstantField, Combinable.SUB, models.DurationField, InstantField),
-    (InstantField, Combinable.SUB, InstantField, models.DurationField),
-):
-    register_combinable_fields(_left, _connector, _right, _result)
+register_combinable_fields(InstantField, Combinable.SUB, InstantField, models.DurationField)
 
 
 class _FromNow(models.Func):
@@ -118,7 +110,7 @@ def _as_instant(expression: Any) -> Any:
             made = _with_sources(expression, [_as_instant(source) for source in expression.get_source_expressions()])
             made.output_field = InstantField()
             return made
-    field = _type_of(expression)
+    field = type_of(expression)
     is_instant = isinstance(field, InstantField) and not isinstance(expression, DurationExpression)
     if is_instant or isinstance(expression, models.F):  # of a query around this one: it has a type once that is made
         return expression
@@ -129,15 +121,11 @@ def _as_instant(expression: Any) -> Any:
     )
 
 
-def _type_of(expression: Any) -> Any:
-    """A query, which may be compared with, says it by another name than an expression."""
-    return getattr(
-        expression, "_output_field_or_none" if isinstance(expression, BaseExpression) else "output_field", None
-    )
-
-
 def _is_duration(side: Any) -> bool:
-    return isinstance(_type_of(side), models.DurationField)
+    try:
+        return isinstance(type_of(side), models.DurationField)
+    except FieldError:  # a moment and a duration: the sum has no type for Django
+        return False
 
 
 def _adds_duration(expression: DurationExpression) -> bool:
@@ -165,7 +153,7 @@ class _OfInstants(lookups.Lookup):
 
     def process_rhs(self, compiler: "SQLCompiler", connection: BaseDatabaseWrapper) -> Any:
         if hasattr(self.rhs, "as_sql"):
-            _all_instants(self.rhs)  # by now a reference to a query around this one has a type
+            self.rhs = _all_instants(self.rhs)  # by now a reference to a query around this one has a type
         return super().process_rhs(compiler, connection)
 
 
@@ -238,7 +226,17 @@ class JSONTextField(_JSON):
             return value
         return dumps(value)
 
-    def value_to_string(self, obj: models.Model) -> Any:
-        # The serializers encode JSON themselves.
-        value = self.value_from_object(obj)
-        return value.text if isinstance(value, UnreadablePayload) else value
+    def clean(self, value: Any, model_instance: models.Model | None) -> Any:
+        # Not by way of `to_python`: the value is decoded already, also if it is a text.
+        self.validate(value, model_instance)
+        return value
+
+    def validate(self, value: Any, model_instance: models.Model | None) -> None:
+        """Nothing to refuse here: every value is one of JSON, null and the empty ones too. The services check."""
+
+    def value_to_string(self, obj: models.Model) -> str:
+        return to_dump(self.value_from_object(obj))
+
+    def to_python(self, value: Any) -> Any:
+        """The value that a serializer has written; None, numbers and booleans are written as they are."""
+        return from_dump(value) if isinstance(value, str) else value

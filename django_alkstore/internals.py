@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 from asgiref.sync import SyncToAsync, ThreadSensitiveContext
 from django.db import transaction
 from django.db.backends.base.base import BaseDatabaseWrapper
+from django.db.models.expressions import BaseExpression
 
 if TYPE_CHECKING:
     from django.db.models import QuerySet
@@ -52,6 +53,13 @@ def commit_callbacks(connection: BaseDatabaseWrapper) -> list[tuple[set[str], Ca
 def make_rows_with(rows: "QuerySet[Any]", iterable: "type[BaseIterable[Any]]") -> None:
     """Let `iterable` make the instances of the query."""
     rows._iterable_class = iterable
+
+
+def type_of(expression: Any) -> Any:
+    """The field of what an expression or a query gives. None if it has none; `FieldError` if its parts do not agree."""
+    # A query, which may be compared with, says it by another name than an expression.
+    name = "_output_field_or_none" if isinstance(expression, BaseExpression) else "output_field"
+    return getattr(expression, name, None)
 
 
 def executor_of(context: ThreadSensitiveContext) -> Executor | None:

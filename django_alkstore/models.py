@@ -5,8 +5,10 @@ from typing import TYPE_CHECKING
 
 from django.db import models
 from django.db.models import CheckConstraint, Index, Q, UniqueConstraint
+from django.db.models.functions import Cast
 
 from django_alkstore import names
+from django_alkstore.clock import FIRST_MOMENT, LAST_MOMENT, LAST_US, SECOND
 from django_alkstore.fields import InstantField, JSONTextField
 
 if TYPE_CHECKING:
@@ -25,6 +27,8 @@ class State(models.TextChoices):
     CANCELLED = "cancelled", "Cancelled"  # cancelled by somebody
 
 
+LONGEST = LAST_US / SECOND
+"""Seconds: the longest duration."""
 LIVE_STATES = (State.PENDING, State.PROCESSING)
 
 
@@ -52,12 +56,26 @@ _WELL_FORMED = (
 )
 
 
+def _is_whole(name: str) -> Q:
+    """A whole number: SQLite keeps a text or a fraction in a column of integers."""
+    return Q(**{name: Cast(name, models.BigIntegerField())})
+
+
+def _is_moment(name: str) -> Q:
+    return Q(**{f"{name}__range": (FIRST_MOMENT, LAST_MOMENT)}) & Q(**{name: Cast(name, InstantField())})
+
+
+def _is_duration(name: str, least: str) -> Q:
+    """Seconds, no more than a date can hold. An infinity and a text are more."""
+    return Q(**{f"{name}__{least}": 0.0, f"{name}__lte": LONGEST})
+
+
 class Job(models.Model):
     """One piece of work, for its whole life. Durations are in seconds."""
 
     id = models.BigAutoField(primary_key=True)
     queue = models.CharField(max_length=names.MAX_QUEUE_LENGTH)
-    payload = JSONTextField()
+    payload = JSONTextField(blank=True)
     state = models.CharField(max_length=10, choices=State.choices, default=State.PENDING)
     priority = models.IntegerField(default=0, help_text="Higher goes first.")
     run_at = InstantField(help_text="Due from this moment on.")
@@ -65,30 +83,37 @@ class Job(models.Model):
     max_attempts = models.PositiveIntegerField()
     visibility_timeout = models.FloatField(help_text="How long a claim is leased, in seconds.")
     backoff_base = models.FloatField(help_text="The first wait after a failure, in seconds.")
-    expires_at = InstantField(null=True, help_text="Not delivered from this moment on.")
+    expires_at = InstantField(null=True, blank=True, help_text="Not delivered from this moment on.")
     fence = models.PositiveBigIntegerField(default=0, help_text="Grows with each claim; names the claim.")
-    worker_id = models.CharField(max_length=255, null=True, help_text="Who holds the lease.")
-    lease_expires_at = InstantField(null=True)
+    worker_id = models.CharField(max_length=255, null=True, blank=True, help_text="Who holds the lease.")
+    lease_expires_at = InstantField(null=True, blank=True)
     liveness = models.CharField(
-        max_length=64, null=True, help_text="The liveness file under which the latest claim was made."
+        max_length=64, null=True, blank=True, help_text="The liveness file under which the latest claim was made."
     )
-    unique_key = models.CharField(max_length=255, null=True, help_text="At most one live job of the queue has it.")
-    schedule = models.CharField(max_length=names.MAX_LENGTH, null=True, help_text="The schedule that fired it.")
-    fire_at = InstantField(null=True, help_text="The boundary that it was fired for.")
-    errors = JSONTextField(default=list)
-    last_error = models.TextField(null=True)
+    unique_key = models.CharField(
+        max_length=255, null=True, blank=True, help_text="At most one live job of the queue has it."
+    )
+    schedule = models.CharField(
+        max_length=names.MAX_LENGTH, null=True, blank=True, help_text="The schedule that fired it."
+    )
+    fire_at = InstantField(null=True, blank=True, help_text="The boundary that it was fired for.")
+    errors = JSONTextField(default=list, blank=True)
+    last_error = models.TextField(null=True, blank=True)
     created_at = InstantField()
-    finished_at = InstantField(null=True)
-    started_at = InstantField(null=True, help_text="The claim of the first attempt.")
+    finished_at = InstantField(null=True, blank=True)
+    started_at = InstantField(null=True, blank=True, help_text="The claim of the first attempt.")
     last_attempted_at = InstantField(
         null=True,
+        blank=True,
         help_text="The claim of the latest attempt, given back or not; empty if none counts.",
     )
     task = models.TextField(
-        default="", help_text="The dotted path of the task that it runs; empty for a handler's job."
+        default="", blank=True, help_text="The dotted path of the task that it runs; empty for a handler's job."
     )
-    result = JSONTextField(null=True, help_text="What the task returned; empty if that was None.")
-    worker_ids = JSONTextField(default=list, help_text="Who made each counted attempt; the last 20 at most.")
+    result = JSONTextField(null=True, blank=True, help_text="What the task returned; empty if that was None.")
+    worker_ids = JSONTextField(
+        default=list, blank=True, help_text="Who made each counted attempt; the last 20 at most."
+    )
     lock_errors = models.SmallIntegerField(
         default=0, help_text="Lock errors of the database in a row, whose attempts were given back."
     )
@@ -98,7 +123,21 @@ class Job(models.Model):
     class Meta(TypedModelMeta):
         constraints = [
             CheckConstraint(condition=_WELL_FORMED, name="alkstore_job_state"),
-            CheckConstraint(condition=Q(max_attempts__gte=1), name="alkstore_job_max_attempts"),
+            # What reads these columns relies on them. A constraint for each: an update checks those that it touches.
+            CheckConstraint(condition=_is_whole("priority"), name="alkstore_job_priority"),
+            CheckConstraint(condition=_is_moment("run_at"), name="alkstore_job_run_at"),
+            CheckConstraint(condition=_is_whole("attempts"), name="alkstore_job_attempts"),
+            CheckConstraint(
+                condition=Q(max_attempts__gte=1) & _is_whole("max_attempts"), name="alkstore_job_max_attempts"
+            ),
+            CheckConstraint(
+                condition=_is_duration("visibility_timeout", "gt"),
+                name="alkstore_job_visibility_timeout",
+            ),
+            CheckConstraint(condition=_is_duration("backoff_base", "gte"), name="alkstore_job_backoff_base"),
+            CheckConstraint(condition=_is_moment("expires_at"), name="alkstore_job_expires_at"),
+            CheckConstraint(condition=_is_moment("lease_expires_at"), name="alkstore_job_lease_expires_at"),
+            CheckConstraint(condition=_is_whole("fence"), name="alkstore_job_fence"),
             UniqueConstraint(
                 fields=["queue", "unique_key"],
                 condition=Q(state__in=LIVE_STATES, unique_key__isnull=False),
@@ -172,6 +211,9 @@ class Lock(models.Model):
         max_length=64, null=True, blank=True, help_text="The liveness file of the scheduler or worker that holds it."
     )
 
+    class Meta(TypedModelMeta):
+        constraints = [CheckConstraint(condition=_is_moment("expires_at"), name="alkstore_lock_expires_at")]
+
     def __str__(self) -> str:
         return f"lock {self.name}"
 
@@ -180,45 +222,65 @@ STORED_NEVER = -1.0
 """`NEVER` as `expires_in` of a schedule."""
 
 
+class ScheduleManager(models.Manager["Schedule"]):
+    """Finds a schedule by its natural key."""
+
+    def get_by_natural_key(self, name: str) -> "Schedule":
+        return self.get(name=name)
+
+
 class Schedule(models.Model):
     """What is due when. An option that is NULL takes the queue's default when a job is fired."""
 
     id = models.BigAutoField(primary_key=True)
     name = models.CharField(max_length=names.MAX_LENGTH, unique=True)
     spec = models.TextField()
-    timezone = models.CharField(max_length=64, null=True, help_text="The zone of its wall clock; not for '@every'.")
+    timezone = models.CharField(
+        max_length=64, null=True, blank=True, help_text="The zone of its wall clock; not for '@every'."
+    )
     queue = models.CharField(max_length=names.MAX_LENGTH)
-    task = models.TextField(default="", help_text="The dotted path of the task that it fires; empty for a handler.")
-    payload = JSONTextField()
-    starting = InstantField(null=True, help_text="A boundary of the grid.")
-    starts_at = InstantField(null=True, help_text="No boundary before this moment.")
-    ends_at = InstantField(null=True, help_text="No boundary after this moment.")
-    catch_up = models.CharField(max_length=6, null=True, help_text="What becomes of missed boundaries.")
-    grace = models.FloatField(null=True, help_text="Seconds after which a boundary is too late to fire.")
+    task = models.TextField(
+        default="", blank=True, help_text="The dotted path of the task that it fires; empty for a handler."
+    )
+    payload = JSONTextField(blank=True)
+    starting = InstantField(null=True, blank=True, help_text="A boundary of the grid.")
+    starts_at = InstantField(null=True, blank=True, help_text="No boundary before this moment.")
+    ends_at = InstantField(null=True, blank=True, help_text="No boundary after this moment.")
+    catch_up = models.CharField(max_length=6, null=True, blank=True, help_text="What becomes of missed boundaries.")
+    grace = models.FloatField(null=True, blank=True, help_text="Seconds after which a boundary is too late to fire.")
     overlap = models.CharField(max_length=5, default="allow")
     jitter = models.FloatField(default=0.0, help_text="Seconds by which a job is put off at most.")
     priority = models.IntegerField(default=0)
-    max_attempts = models.PositiveIntegerField(null=True)
-    visibility_timeout = models.FloatField(null=True, help_text="Seconds.")
-    backoff_base = models.FloatField(null=True, help_text="Seconds.")
-    expires_in = models.FloatField(null=True, help_text="Seconds from its tick; -1: never.")
+    max_attempts = models.PositiveIntegerField(null=True, blank=True)
+    visibility_timeout = models.FloatField(null=True, blank=True, help_text="Seconds.")
+    backoff_base = models.FloatField(null=True, blank=True, help_text="Seconds.")
+    expires_in = models.FloatField(null=True, blank=True, help_text="Seconds from its tick; -1: never.")
     enabled = models.BooleanField(default=True)
     from_code = models.BooleanField(default=False, help_text="Declared by @scheduled.")
-    undeclared_at = InstantField(null=True, help_text="When the code no longer declared it. It fires nothing since.")
+    undeclared_at = InstantField(
+        null=True, blank=True, help_text="When the code no longer declared it. It fires nothing since."
+    )
     fired = models.PositiveBigIntegerField(default=0)
     coalesced = models.PositiveBigIntegerField(default=0, help_text="Missed, and covered by a later boundary.")
     too_late = models.PositiveBigIntegerField(default=0, help_text="Missed, and not fired any more.")
     overlapped = models.PositiveBigIntegerField(default=0, help_text="Not fired beside the job of an earlier one.")
-    next_fire_at = InstantField(null=True)
-    last_fire_at = InstantField(null=True, help_text="The last boundary that was fired.")
-    last_error = models.TextField(null=True, help_text="Why the library paused it.")
+    next_fire_at = InstantField(null=True, blank=True)
+    last_fire_at = InstantField(null=True, blank=True, help_text="The last boundary that was fired.")
+    last_error = models.TextField(null=True, blank=True, help_text="Why the library paused it.")
     created_at = InstantField()
     updated_at = InstantField()
 
+    objects = ScheduleManager()
+
     class Meta(TypedModelMeta):
+        constraints = [CheckConstraint(condition=_is_moment("next_fire_at"), name="alkstore_schedule_next_fire_at")]
         indexes = [
             Index(fields=["next_fire_at"], condition=Q(enabled=True), name="alkstore_schedule_due"),
         ]
 
     def __str__(self) -> str:
         return f"schedule {self.name}"
+
+    def natural_key(self) -> tuple[str]:
+        """What `dumpdata --natural-primary` names it by."""
+        return (self.name,)

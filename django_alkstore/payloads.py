@@ -39,6 +39,24 @@ class UnreadablePayload:
         return f"unreadable payload: {self.reason}"
 
 
+_UNREADABLE_DUMP = "unreadable "
+"""No JSON text begins like this."""
+
+
+def to_dump(value: Any) -> str:
+    """A value as text of ASCII characters without control characters, which every serializer of Django can hold."""
+    if isinstance(value, UnreadablePayload):
+        return _UNREADABLE_DUMP + json.dumps(value.text)
+    return json.dumps(value, allow_nan=False)
+
+
+def from_dump(text: str) -> Any:
+    """The value of `to_dump`; an `UnreadablePayload` if the text is not one that `to_dump` has written."""
+    if text.startswith(_UNREADABLE_DUMP):
+        return read_payload(json.loads(text.removeprefix(_UNREADABLE_DUMP)))
+    return read_payload(text)
+
+
 def encode_payload(payload: Any, *, max_bytes: int, encoder: type[json.JSONEncoder] | None = None) -> str:
     """`payload` as JSON text, or `InvalidPayload` naming the place that is not JSON.
 

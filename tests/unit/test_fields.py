@@ -5,7 +5,6 @@ from typing import Any
 from zoneinfo import ZoneInfo
 
 import pytest
-from django.core import serializers
 from django.core.exceptions import ValidationError
 from django.db import connection
 from django.test import override_settings
@@ -43,18 +42,6 @@ def test_f082_lookups_and_reading_are_exact_whatever_use_tz_says(use_tz: bool, c
         with connection.cursor() as cursor:
             cursor.execute("SELECT run_at, typeof(run_at) FROM django_alkstore_job")
             assert cursor.fetchone() == (1_792_888_200_123_456, "integer")
-
-
-@pytest.mark.django_db
-@pytest.mark.parametrize("payload", [None, "text", {"a": [1, "\x00", "\U0001f600"]}, 2**70])
-def test_a_job_survives_dumpdata_and_loaddata(payload: Any, clock: ManualClock) -> None:
-    job = enqueue("mail", payload, delay=5, unique_key="k")
-    before = Job.objects.values().get()
-    text = serializers.serialize("json", [job])
-    Job.objects.all().delete()
-    for loaded in serializers.deserialize("json", text):
-        loaded.save()
-    assert Job.objects.values().get() == before
 
 
 @pytest.mark.django_db

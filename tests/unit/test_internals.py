@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 from asgiref.sync import ThreadSensitiveContext, sync_to_async
 from django.db import connection, transaction
+from django.db.models import CharField, IntegerField, Value
 from django.db.models.query import ModelIterable
 from django.test import TestCase
 
@@ -102,6 +103,12 @@ def test_rows_made_by_another_class() -> None:
     rows = Lock.objects.all()
     internals.make_rows_with(rows, Marked)
     assert [row.marked for row in rows] == [True]  # type: ignore[attr-defined]
+
+
+def test_the_type_of_an_expression() -> None:
+    assert isinstance(internals.type_of(Value(5)), IntegerField)
+    assert isinstance(internals.type_of(Lock.objects.values("owner").query), CharField)
+    assert internals.type_of(Value(object())) is None
 
 
 def test_the_executor_of_a_context() -> None:
