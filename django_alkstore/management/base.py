@@ -24,6 +24,9 @@ from django_alkstore.runtime.log_handler import show_log
 from django_alkstore.runtime.stop_signals import StoppedAtStart, StopSignals
 from django_alkstore.services.error_backoff import ErrorBackoff
 
+if sys.platform != "win32":
+    import resource  # here, since at the limit for open files nothing can be imported any more
+
 EXIT_USAGE = 2
 MOST_CONCURRENCY = 1_000
 """Sync handlers at once. Each has a thread and, if it uses the database, a connection with its file descriptors."""
@@ -83,15 +86,10 @@ def _refused(alias: str, error: DatabaseError) -> CommandError:
 
 
 def _too_many_open_files() -> str:
-    try:
-        import resource  # noqa: PLC0415  not on Windows
-
-        limit = f" of {resource.getrlimit(resource.RLIMIT_NOFILE)[0]}"
-    except ImportError:
-        limit = ""
+    limit = f" of {resource.getrlimit(resource.RLIMIT_NOFILE)[0]}" if sys.platform != "win32" else ""
     return (
         f"this process has reached its limit{limit} for open files. Raise the limit (ulimit -n; LimitNOFILE= for "
-        "systemd), or lower --concurrency; --traceback shows where it was reached"
+        "systemd), or give a worker a lower --concurrency; --traceback shows where it was reached"
     )
 
 
