@@ -12,7 +12,8 @@ from django.db.backends.base.base import BaseDatabaseWrapper
 from django.db.backends.sqlite3.base import DatabaseWrapper
 
 from django_alkstore import conf, registry
-from django_alkstore.dialects.sqlite import ENOUGH_TIMEOUT, MINIMUM_VERSION, is_missing
+from django_alkstore.dialects.file_access import unfit_place, write_obstacle
+from django_alkstore.dialects.sqlite import ENOUGH_TIMEOUT, MINIMUM_VERSION, database_path, is_missing
 from django_alkstore.dialects.transactions import is_contention, resolve_alias
 from django_alkstore.handled import conflicting_queues, wrong_task_options
 from django_alkstore.models import Job
@@ -130,7 +131,8 @@ def check_connection(
 ) -> list[CheckMessage]:
     """What only a connection tells. Django names the databases to which checks may connect."""
     connected = [connections[alias] for alias in _ours(databases or ())]
-    return [message for connection in connected if _is_file(connection) for message in _check_connection(connection)]
+    files = [connection for connection in connected if _is_file(connection)]
+    return [message for file in files for message in (*_check_place(file), *_check_connection(file))]
 
 
 def _ours(databases: Sequence[str]) -> list[str]:
@@ -149,6 +151,21 @@ def _is_file(connection: BaseDatabaseWrapper) -> TypeGuard[DatabaseWrapper]:
     return not connection.is_in_memory_db() and not is_missing(connection)
 
 
+def _check_place(connection: DatabaseWrapper) -> Iterator[CheckMessage]:
+    path = database_path(connection)
+    why = None if path is None else unfit_place(path)
+    if why is not None:
+        yield Warning(
+            f"The file {path} of the database {connection.alias!r} {why}.",
+            hint=(
+                "Processes that share a database must see the same locks, and the same -wal and -shm files beside it; "
+                "otherwise jobs are lost. Move the database to a folder on a local disk. For a container, mount that "
+                "folder, not the file."
+            ),
+            id="alkstore.W006",
+        )
+
+
 def _check_connection(connection: DatabaseWrapper) -> Iterator[CheckMessage]:
     alias = connection.alias
     hint = _OPTIONS_HINT.format(alias=alias)
@@ -158,8 +175,10 @@ def _check_connection(connection: DatabaseWrapper) -> Iterator[CheckMessage]:
     except (DatabaseError, ImproperlyConfigured) as error:
         if isinstance(error, DatabaseError) and is_contention(alias, error):
             return  # another process has locked it, which is no fault of the file
+        path = database_path(connection)
+        obstacle = None if path is None else write_obstacle(path)
         yield Warning(
-            f"The database {alias!r} cannot be read: {error}.",
+            f"The database {alias!r} cannot be read: {error}{f'; {obstacle}' if obstacle else ''}.",
             hint="Is the file a database, and may this user read and write it, and the folder that it is in?",
             id="alkstore.W005",
         )

@@ -2,6 +2,7 @@
 
 import argparse
 import atexit
+import errno
 import logging
 import math
 import os
@@ -23,7 +24,12 @@ from django_alkstore.runtime.log_handler import show_log
 from django_alkstore.runtime.stop_signals import StoppedAtStart, StopSignals
 from django_alkstore.services.error_backoff import ErrorBackoff
 
+if sys.platform != "win32":
+    import resource  # here, since at the limit for open files nothing can be imported any more
+
 EXIT_USAGE = 2
+MOST_CONCURRENCY = 1_000
+"""Sync handlers at once. Each has a thread and, if it uses the database, a connection with its file descriptors."""
 LONGEST_LOOK = 0.5
 """Seconds that a command which is starting waits for another process inside SQLite."""
 EXIT_PIPE_CLOSED = 128 + 13
@@ -37,6 +43,13 @@ def positive_int(text: str) -> int:
     return int(text)
 
 
+def concurrency(text: str) -> int:
+    number = positive_int(text)
+    if number > MOST_CONCURRENCY:
+        raise argparse.ArgumentTypeError(f"{text!r} is more than {MOST_CONCURRENCY}: start several workers instead")
+    return number
+
+
 def duration(text: str) -> float:
     try:
         number = float(text)
@@ -47,11 +60,21 @@ def duration(text: str) -> float:
     return number
 
 
+def _write_obstacle(alias: str) -> str | None:
+    connection = connections[alias]
+    return dialect_of(connection).write_obstacle(connection)
+
+
 def _with_obstacle(alias: str, error: DatabaseError) -> str:
     """The error, and which files this user may not write."""
-    connection = connections[alias]
-    obstacle = dialect_of(connection).write_obstacle(connection)
+    obstacle = _write_obstacle(alias)
     return f"{error}; {obstacle}" if obstacle else str(error)
+
+
+def _unreadable(alias: str, error: DatabaseError) -> CommandError:
+    # If this user cannot write the files, `migrate` cannot help, and would only lead away from the cause.
+    hint = "" if _write_obstacle(alias) else f". If they do not exist yet: manage.py migrate --database {alias}"
+    return CommandError(f"the tables on the database {alias!r} cannot be read ({_with_obstacle(alias, error)}){hint}")
 
 
 def _refused(alias: str, error: DatabaseError) -> CommandError:
@@ -60,6 +83,14 @@ def _refused(alias: str, error: DatabaseError) -> CommandError:
     else:
         why = f"cannot be used ({_with_obstacle(alias, error)})"
     return CommandError(f"the database {alias!r} {why}")
+
+
+def _too_many_open_files() -> str:
+    limit = f" of {resource.getrlimit(resource.RLIMIT_NOFILE)[0]}" if sys.platform != "win32" else ""
+    return (
+        f"this process has reached its limit{limit} for open files. Raise the limit (ulimit -n; LimitNOFILE= for "
+        "systemd), or give a worker a lower --concurrency; --traceback shows where it was reached"
+    )
 
 
 class AlkstoreCommand(BaseCommand):
@@ -103,10 +134,7 @@ class AlkstoreCommand(BaseCommand):
             raise CommandError(str(error)) from error
         except DatabaseError as error:
             if not is_contention(alias, error):
-                raise CommandError(
-                    f"the tables on the database {alias!r} cannot be read ({_with_obstacle(alias, error)}). "
-                    f"If they do not exist yet: manage.py migrate --database {alias}"
-                ) from error
+                raise _unreadable(alias, error) from error
             self.wait_for_tables(alias, error)
 
     def see_tables(self, alias: str) -> None:
@@ -222,6 +250,10 @@ class RunCommand(AlkstoreCommand):
             except StoppedAtStart as stopped:
                 signals.logger.info("stopped while starting (%s)", stopped)
                 return None
+            except OSError as error:
+                if error.errno != errno.EMFILE:
+                    raise
+                raise CommandError(_too_many_open_files()) from error
 
     def see_tables(self, alias: str) -> None:
         with _impatient_connection(alias):
@@ -252,7 +284,7 @@ class WorkerCommand(RunCommand):
     def add_arguments(self, parser: CommandParser) -> None:
         super().add_arguments(parser)
         parser.add_argument(
-            "--concurrency", type=positive_int, default=4, metavar="N", help="Sync handlers at once. Default: 4."
+            "--concurrency", type=concurrency, default=4, metavar="N", help="Sync handlers at once. Default: 4."
         )
         parser.add_argument(
             "--async-concurrency", type=positive_int, default=100, metavar="N", help="Coroutines at once. Default: 100."

@@ -178,6 +178,7 @@ def test_where_nothing_waits_for_a_handler_the_start_says_nothing_of_it(start: S
     ("option", "value", "said"),
     [("--concurrency", "0", "'0' is not a whole number of at least 1"),
      ("--concurrency", "x", "'x' is not a whole number of at least 1"),
+     ("--concurrency", "1001", "'1001' is more than 1000: start several workers instead"),
      ("--grace", "-1", "'-1' is not a number of seconds"),
      ("--grace", "soon", "'soon' is not a number of seconds")],
 )  # fmt: skip
@@ -185,6 +186,32 @@ def test_a_wrong_option_is_status_2_and_says_what_is_right(start: Start, option:
     process = start("run_queue", f"{option}={value}")
     assert process.wait() == 2
     assert said in process.output
+
+
+FEW_FILES = """
+import resource, sys
+from django.core.management import execute_from_command_line
+from django_alkstore.runtime import commands
+
+def with_few_files(*args, **options):
+    # Imports and the checks have used theirs: this is about what the worker itself opens.
+    resource.setrlimit(resource.RLIMIT_NOFILE, (3, resource.getrlimit(resource.RLIMIT_NOFILE)[1]))
+    return opened(*args, **options)
+
+name = "Worker" if sys.argv[1] != "run_schedules" else "Bell"
+opened = getattr(commands, name)
+setattr(commands, name, with_few_files)
+execute_from_command_line(["manage.py", *sys.argv[1:]])
+"""
+
+
+@pytest.mark.skipif(sys.platform == "win32", reason="about a limit of POSIX")
+@pytest.mark.parametrize("command", ["run_queue", "run_schedules"])
+def test_too_few_file_descriptors_at_the_start_are_one_line_and_status_1(start: Start, command: str) -> None:
+    process = start("-c", FEW_FILES, command)
+    assert process.wait() == 1
+    assert "CommandError: this process has reached its limit of 3 for open files. Raise the limit" in process.output
+    assert "Traceback" not in process.output
 
 
 def test_one_wrong_name_among_right_ones_starts_nothing(start: Start) -> None:

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any, cast
 
 import pytest
-from asgiref.sync import async_to_sync
+from asgiref.sync import async_to_sync, sync_to_async
 from django.db import transaction
 from django.test import override_settings
 
@@ -28,6 +28,7 @@ from django_alkstore.models import Job, Schedule
 from django_alkstore.registry import Handler, delivery, handler
 from django_alkstore.services import NEVER, JobHandle, enqueue, enqueue_many, outbox, schedule, tick
 from django_alkstore.testing import isolated_registry, run_pending
+from tests.ledger.tools import variant
 
 pytestmark = pytest.mark.django_db
 
@@ -397,7 +398,92 @@ def test_the_first_enqueue_of_a_process_imports_the_modules(tmp_path: Path) -> N
     assert done.returncode == 0, done.stderr
 
 
+BROKEN_AT_FIRST_ENQUEUE = """
+import django
+django.setup()
+from django.core.management import call_command
+call_command("migrate", verbosity=0)
+from django.test import override_settings
+from django_alkstore.exceptions import UnknownQueue
+from django_alkstore.services import enqueue
+for queue in ("half", "mail", "mail"):
+    print(enqueue(queue, None).queue)
+with override_settings(ALKSTORE={"REQUIRE_HANDLER": True}):
+    try:
+        enqueue("half", None)
+    except UnknownQueue as error:
+        print(error)
+"""
+
+
+@pytest.mark.parametrize("breakage", ["error", "exit", "syntax", "missing"])
+def test_a_module_that_cannot_be_imported_is_logged_once_and_the_first_enqueue_goes_on(
+    tmp_path: Path, breakage: str
+) -> None:
+    environment = {
+        **os.environ,
+        **variant(FIRST_APPS=["tests.ledger.broken"]),
+        "ALKSTORE_TEST_DATABASE": str(tmp_path / "new.sqlite3"),
+        "ALKSTORE_TEST_BREAKAGE": breakage,
+    }
+    done = subprocess.run(
+        [sys.executable, "-c", BROKEN_AT_FIRST_ENQUEUE], capture_output=True, text=True, check=False, env=environment
+    )
+    assert done.returncode == 0, done.stderr
+    *queues, unknown = done.stdout.splitlines()
+    assert queues == ["half", "mail", "mail"]
+    assert "Cannot be imported: tests.ledger.broken.alkstore" in unknown
+    assert done.stderr.count("Traceback (most recent call last)") == 1
+
+
+DISCOVERS = """
+import django
+django.setup()
+from django.db import connections
+from django.db.backends.signals import connection_created
+from django_alkstore import registry
+opened = []
+connection_created.connect(lambda connection, **_: opened.append(connection.alias), weak=False)
+print(len(registry.registrations()) > 1, opened)
+connections["default"].ensure_connection()
+print(opened)
+"""
+
+
+def test_discovery_opens_no_connection_to_a_database(tmp_path: Path) -> None:
+    environment = {**os.environ, "ALKSTORE_TEST_DATABASE": str(tmp_path / "none.sqlite3")}
+    done = subprocess.run(
+        [sys.executable, "-c", DISCOVERS], capture_output=True, text=True, check=False, env=environment
+    )
+    assert done.stdout.splitlines() == ["True []", "['default']"], done.stderr
+
+
 # Async twins
+
+
+@pytest.mark.parametrize("commits", [True, False])
+def test_the_twins_of_enqueue_tx_join_a_transaction_that_is_open_on_django_s_thread(
+    transactional_db: None, commits: bool
+) -> None:
+    send = make()
+
+    async def play() -> None:
+        block = transaction.atomic()
+        await sync_to_async(block.__enter__)()
+        try:
+            await services.aenqueue_tx("mail", 1)
+            await services.aoutbox_enqueue_tx("hooks", 2)
+            await send.aenqueue_tx(3)
+            assert await Job.objects.acount() == 3
+        finally:
+            if not commits:
+                await sync_to_async(transaction.set_rollback)(True)
+            await sync_to_async(block.__exit__)(None, None, None)
+        with pytest.raises(TransactionRequired):
+            await services.aenqueue_tx("mail", 4)
+
+    async_to_sync(play)()
+    assert sorted(job.payload for job in Job.objects.all()) == ([1, 2, 3] if commits else [])
 
 
 def test_the_twins_do_what_their_functions_do(transactional_db: None) -> None:

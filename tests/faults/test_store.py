@@ -235,6 +235,25 @@ def test_a_command_that_can_not_write_says_which_file_and_whose_it_is(store: Sto
     assert f"cannot write the folder {folder} (owner {folder.owner()}, mode 0555)" in process.output
 
 
+@wal_only
+@pytest.mark.parametrize("command", ["run_queue", "alkstore_status"])
+def test_a_folder_that_can_not_be_written_is_named_instead_of_a_migration(store: Store, command: str) -> None:
+    store.reopen()
+    store.path.parent.chmod(0o555)
+    process = store.start_bound_by_permissions(command)
+    try:
+        assert process.wait() == 1
+    finally:
+        store.path.parent.chmod(0o755)
+    folder = store.path.parent.resolve()
+    obstacle = f"cannot write the folder {folder} (owner {folder.owner()}, mode 0555)"
+    (error,) = [line for line in process.lines if line.startswith("CommandError: ")]
+    assert obstacle in error
+    assert "migrate" not in error
+    (warning,) = [line for line in process.lines if "alkstore.W005" in line]
+    assert obstacle in warning
+
+
 def test_what_can_not_be_written_is_named_with_its_owner(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
     link = store.path.with_name("link.sqlite3")
     link.symlink_to(store.path)

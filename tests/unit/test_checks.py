@@ -16,6 +16,8 @@ from django.db import connections
 from django.db.backends.sqlite3.base import Database, DatabaseWrapper
 from django.test import override_settings
 
+from django_alkstore.dialects import file_access
+from django_alkstore.dialects.file_access import unfit_place
 from tests.ledger.tools import variant
 from tests.processes import Process, start_process
 
@@ -232,6 +234,58 @@ def test_w005_a_database_that_cannot_be_read(project: dict[str, Any], tmp_path: 
     (message,) = found()
     assert message.id == "alkstore.W005"
     assert "unable to open" in message.msg
+
+
+MOUNTS = """\
+27 1 254:0 / / rw,relatime shared:1 - ext4 /dev/vda rw
+28 27 0:40 / /srv rw,relatime - nfs4 server:/srv rw,vers=4.2
+29 28 254:1 / /srv/local rw,relatime - xfs /dev/vdb rw
+30 27 254:0 /data/db.sqlite3 /app/db.sqlite3 rw,relatime shared:2 master:1 - ext4 /dev/vda rw
+31 27 0:41 / /mnt/my\\040files rw,relatime - fuse.sshfs me@host:/ rw
+32 27 0:42 / /mnt/fuse rw,relatime - fuse.gvfsd-fuse gvfsd rw
+33 27 0:43 / /over rw,relatime - cifs //server/share rw
+34 33 254:1 / /over rw,relatime - xfs /dev/vdb rw
+35 27 0:44 /share/db.sqlite3 /app/remote.sqlite3 rw,relatime - 9p host rw
+"""
+
+
+@pytest.mark.parametrize(
+    ("path", "why"),
+    [
+        ("/app/other.sqlite3", None),
+        ("/app/db.sqlite3", "is itself a mount point"),
+        ("/app/db.sqlite3-wal", None),
+        ("/app/remote.sqlite3", "is on a file system of the type 9p"),
+        ("/srv/db.sqlite3", "is on a file system of the type nfs4"),
+        ("/srv/local/db.sqlite3", None),
+        ("/srvx/db.sqlite3", None),
+        ("/mnt/my files/db.sqlite3", "is on a file system of the type fuse.sshfs"),
+        ("/mnt/fuse/db.sqlite3", None),
+        ("/over/db.sqlite3", None),
+    ],
+)
+def test_a_place_that_is_unfit_for_several_processes_is_known_by_the_mount_table(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, path: str, why: str | None
+) -> None:
+    table = tmp_path / "mountinfo"
+    table.write_text(MOUNTS)
+    monkeypatch.setattr(file_access, "_MOUNTS", table)
+    assert unfit_place(Path(path)) == why
+
+
+def test_w006_a_database_file_that_is_a_mount_point(
+    project: dict[str, Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    table = tmp_path / "mountinfo"
+    table.write_text(f"30 27 254:0 /db.sqlite3 {project['NAME']} rw - ext4 /dev/vda rw\n")
+    monkeypatch.setattr(file_access, "_MOUNTS", table)
+    (message,) = found()
+    assert message.id == "alkstore.W006"
+    assert f"The file {project['NAME']} of the database 'default' is itself a mount point." in message.msg
+    assert "mount that folder" in str(message.hint)
+    assert run_checks(tags=["alkstore"]) == [], "only where a database is named"
+    monkeypatch.setattr(file_access, "_MOUNTS", tmp_path / "nothing")
+    assert ids() == []
 
 
 def test_f136_e001_names_both_versions_before_any_query(
