@@ -5,7 +5,7 @@ from collections.abc import Callable, Iterator
 from signal import SIGTERM
 
 import pytest
-from django.db import OperationalError, connection
+from django.db import OperationalError
 
 from django_alkstore.clock import ManualClock
 from django_alkstore.exceptions import Snooze
@@ -113,16 +113,6 @@ def test_a_snooze_ends_a_row_of_them(clock: ManualClock, raised: list[BaseExcept
     assert step(clock).lock_errors == 1
     raised.append(Snooze(1))
     assert step(clock).lock_errors == 0
-
-
-def test_a_count_that_is_not_a_number_makes_the_job_dead(clock: ManualClock, raised: list[BaseException]) -> None:
-    enqueue("mail", None)
-    with connection.cursor() as cursor:
-        cursor.execute("UPDATE django_alkstore_job SET lock_errors = 'x'")
-    run_pending("mail")
-    job = Job.objects.values("state", "last_error").get()
-    assert job["state"] == "dead"
-    assert "count of lock errors is not a whole number" in job["last_error"]
 
 
 Start = Callable[..., Process]

@@ -7,12 +7,11 @@ from typing import Any
 
 import pytest
 from django.db import connection
-from django.db.models.expressions import RawSQL
 
 from django_alkstore import clock
 from django_alkstore.models import Job
 from django_alkstore.runtime.jobs import LARGEST_BATCH
-from django_alkstore.services import claim_batch, enqueue, enqueue_many, get_job, next_claim_at, outbox, schedule, tick
+from django_alkstore.services import claim_batch, enqueue, enqueue_many, get_job, outbox, schedule, tick
 from tests.ledger.models import Entry
 from tests.ledger.tools import (
     can_write_at_once,
@@ -339,37 +338,6 @@ def test_f051_a_row_that_cannot_be_read_dies_with_its_reason_and_the_others_run(
         cursor.execute("SELECT last_error, attempts FROM django_alkstore_job WHERE id = %s", [ids[1]])
         reason, _ = cursor.fetchone()
     assert "payload" in reason
-
-
-def test_f051_a_moment_between_two_microseconds_holds_up_no_other_job(start: Start) -> None:
-    job, fine = enqueue("noop", None, delay=1), enqueue("noop", None, delay=1.5)
-    Job.objects.filter(pk=job.pk).update(run_at=RawSQL("run_at + 0.5", [], output_field=Job._meta.get_field("run_at")))
-    start("run_queue", "noop")
-    wait_for_state("completed", job.pk, fine.pk)
-
-
-@pytest.mark.parametrize("column", ["run_at", "lease_expires_at"])
-def test_f051_a_moment_that_is_no_number_holds_up_no_other_job(start: Start, column: str) -> None:
-    broken, fine = enqueue("noop", None), enqueue("noop", None, delay=0.5)
-    if column == "lease_expires_at":
-        claim_batch("noop", "gone")
-    with connection.cursor() as cursor:
-        cursor.execute(f"UPDATE django_alkstore_job SET {column} = '2020-01-01 00:00:00' WHERE id = %s", [broken.pk])
-    worker = start("run_queue", "noop")
-    wait_for_state("completed", fine.pk)
-    later = enqueue("noop", None)
-    wait_for_state("completed", later.pk)
-    assert worker.popen.poll() is None
-    assert "Traceback" not in worker.output
-    assert next_claim_at("noop") is None
-
-
-@pytest.mark.parametrize("moment", ["-9e999", "9e999"])
-def test_f051_an_infinite_moment_is_none(moment: str) -> None:
-    job = enqueue("noop", None)
-    with connection.cursor() as cursor:
-        cursor.execute(f"UPDATE django_alkstore_job SET run_at = {moment} WHERE id = %s", [job.pk])
-    assert next_claim_at("noop") is None
 
 
 def test_f051_a_failure_is_recorded_on_a_history_that_cannot_be_read(start: Start) -> None:

@@ -27,7 +27,7 @@ REFUSED = [
 
 
 @pytest.mark.parametrize(("table", "column", "value"), REFUSED)
-def test_what_nothing_could_read_is_refused(table: str, column: str, value: str) -> None:
+def test_f051_what_nothing_could_read_is_refused(table: str, column: str, value: str) -> None:
     enqueue("mail", None)
     assert claim_batch("mail", "me")
     assert lock("import").acquire()
