@@ -33,7 +33,7 @@ __all__ = [
 
 
 def shown(value: object) -> str:
-    """`value` for an error message: its `repr`, cut, and a description where there is none to be had."""
+    """`value` for an error message: its `repr`, cut, or a description if it has none."""
     try:
         text = repr(value)
     except Exception:  # noqa: BLE001  what is wrong with the value must not hide what is wrong with the call

@@ -140,7 +140,7 @@ def _with_sources(expression: Any, sources: list[Any]) -> Any:
 
 
 def _is_prepared(expression: Any) -> bool:
-    """Is it a plain value of a list, which Django 5.2 prepares before it makes an expression of it?"""
+    """True for a plain value of a list. Django 5.2 prepares such a value before it makes an expression of it."""
     return isinstance(expression, models.Value) and isinstance(expression.value, int)
 
 

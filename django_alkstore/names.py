@@ -21,7 +21,7 @@ MAX_QUEUE_LENGTH = len(OUTBOX_PREFIX) + MAX_LENGTH
 SIGN_PREFIX = f"{RESERVED_PREFIX}worker:"
 """Of the rows in the lock table that are no locks: a worker's signs of life, one for each of its queues."""
 AFTER_SIGNS = f"{RESERVED_PREFIX}worker;"
-"""In the order of names, where those that begin with `SIGN_PREFIX` end."""
+"""The first name after all those that begin with `SIGN_PREFIX`."""
 SHORT_ID_LENGTH = 12
 MAX_LOCK_LENGTH = len(SIGN_PREFIX) + SHORT_ID_LENGTH + 1 + MAX_QUEUE_LENGTH
 

@@ -1,7 +1,7 @@
 """Strict JSON in and out: what goes in comes out, or the call raises and says where in the payload.
 
-Encoding runs in C; the walk in Python that finds the path of a bad value is only taken once something is
-known to be wrong, apart from one pass over the keys, which the encoder would quietly turn into strings.
+Encoding runs in C. The path of a bad value is found by a slower walk in Python, which begins only if something is known
+to be wrong. Keys are the exception: each is looked at, since the encoder would silently turn it into a string.
 """
 
 import json
@@ -74,7 +74,7 @@ def encode_and_read(payload: Any, *, max_bytes: int, encoder: type[json.JSONEnco
 
 
 def _encode(payload: Any, max_bytes: int, encoder: type[json.JSONEncoder] | None) -> tuple[str, bool]:
-    """The text; and is the payload a plain dict of plain scalars, which JSON gives back as they are?"""
+    """The text, and True if the payload is a plain dict of plain scalars: JSON gives it back as it is."""
     converter = None if encoder is None else _converter(encoder)
     try:
         text = _encode_strict(payload) if converter is None else converter.encode(payload)
@@ -98,7 +98,7 @@ def _encode(payload: Any, max_bytes: int, encoder: type[json.JSONEncoder] | None
 
 
 def _refuse_too_deep(text: str) -> None:
-    """The decoder's limit is not the encoder's, and whoever claims the job may have used some of it already."""
+    """Refuse what the decoder may not bear: its limit differs from the encoder's, and a worker's stack is deeper."""
     try:
         decode_payload("[" * _DEPTH_TO_SPARE + text + "]" * _DEPTH_TO_SPARE)
     except RecursionError:
@@ -112,7 +112,7 @@ _PLAIN = frozenset((str, int, float, bool, type(None)))
 
 
 def _converter(encoder: type[json.JSONEncoder]) -> json.JSONEncoder:
-    """The project's encoder, held to the same rules: what it makes of a value must be JSON that comes back."""
+    """The project's encoder. What it makes of a value must be JSON that reads back as it is, like any other value."""
 
     plain = encoder()
 
@@ -131,7 +131,7 @@ def decode_payload(text: str | bytes) -> Any:
     try:
         return _decode_strict(text)
     except RecursionError:
-        # It was encoded on a stack less deep than this one. A new thread's is empty.
+        # It was encoded on a stack that was less deep than this one. The stack of a new thread is empty.
         with ThreadPoolExecutor(max_workers=1) as fresh:
             return fresh.submit(_decode_strict, text).result()
 
@@ -147,8 +147,8 @@ def read_payload(text: Any) -> Any:
 def _refuse_what_json_would_change(payload: Any, converter: json.JSONEncoder | None) -> None:
     """Refuse what the encoder accepts but does not give back: keys that are not strings, enums, multi-dicts.
 
-    The payload was encoded, so it is finite and holds no cycle; the stack is ours and not Python's, so depth
-    is no matter.
+    The payload was encoded already, so it is finite and holds no cycle. The walk keeps a stack of its own, so the depth
+    of the payload is not limited by Python's.
     """
     stack = [payload]
     while stack:
@@ -173,7 +173,7 @@ def _explain(payload: Any, converter: json.JSONEncoder | None, otherwise: Except
 
 
 def _first_complaint(payload: Any, converter: json.JSONEncoder | None) -> str | None:
-    """Depth first, in order, on a stack of our own: the payload may be as deep as Python's allows."""
+    """Walks depth first, in order, on a stack of its own: the payload may be as deep as Python's stack allows."""
     levels = [iter([("payload", payload)])]
     containers: list[int] = [0]  # of each level, to tell a cycle from a value that is used twice
     while levels:
@@ -211,7 +211,7 @@ def _shown(path: str) -> str:
 
 
 def _dict_complaint(value: dict[Any, Any]) -> str | None:
-    """What JSON would not give back of a dict itself, its values apart."""
+    """What JSON would not give back of a dict, without a look at its values; None if there is nothing."""
     if type(value).__getitem__ is not dict.__getitem__:
         return f"{type(value).__name__} is not JSON; give it as a dict"
     plain = True

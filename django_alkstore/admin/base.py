@@ -76,7 +76,7 @@ class Button(NamedTuple):
 
 
 class ReadOnlyChangeList(ChangeList):
-    """A list that shows no bar of actions and no count of results where there is nothing to act on or to count."""
+    """A list that shows neither a bar of actions nor a count of results if it is empty."""
 
     def get_results(self, request: HttpRequest) -> None:
         super().get_results(request)
@@ -85,7 +85,7 @@ class ReadOnlyChangeList(ChangeList):
     def hide_what_says_nothing(self) -> None:
         self.show_admin_actions = self.result_count > 0
         if not self.query and not self.has_active_filters:
-            # The template shows "N results (Show all)" where these two differ.
+            # The template shows "N results (Show all)" if these two differ.
             self.full_result_count = self.result_count
 
 

@@ -12,7 +12,7 @@ _DIALECTS: dict[str, Dialect] = {"sqlite": SQLite()}
 
 
 def dialect_of(connection: BaseDatabaseWrapper) -> Dialect:
-    """The dialect of a connection. `NotSupportedError` where there is none for its database."""
+    """The dialect of a connection. `NotSupportedError` if there is none for its database."""
     try:
         return _DIALECTS[connection.vendor]
     except KeyError:

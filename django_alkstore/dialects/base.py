@@ -41,7 +41,7 @@ class Change(Protocol):
         """
 
     def watched_file(self) -> str | None:
-        """The file whose writes announce a commit, or `None` where there is none."""
+        """The file whose writes announce a commit, or `None` if there is none."""
 
     def close(self) -> None: ...
 

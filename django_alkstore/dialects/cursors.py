@@ -1,10 +1,10 @@
 """A cursor for the hot path.
 
-Django's cursor costs more than the short statements that go through it here: each is rewritten from Django's
-placeholders to SQLite's by regular expressions, and passes through the layers that let others look on. Where
-nobody looks on, statements go to the driver's own cursor, with Django's errors and Django's guards; where
-somebody does (`connection.queries`, `assertNumQueries`, execute wrappers, a patched cursor, a database backend
-of the project's own), they go through Django's, and are seen.
+Django's cursor costs more than the short statements that this library runs. It rewrites the placeholders of each
+statement by regular expressions, and passes it through several layers that other code can hook into. If nothing has
+hooked into them, statements go to the driver's own cursor here, with Django's errors and Django's checks. If something
+has (`connection.queries`, `assertNumQueries`, execute wrappers, a patched cursor, a database backend of the project's
+own), they go through Django's cursor, so that it sees them.
 """
 
 import re
@@ -41,13 +41,13 @@ class Cursor(Protocol):
 
 
 def open_cursor(connection: BaseDatabaseWrapper) -> Cursor:
-    """The driver's own cursor, or Django's where anybody looks on."""
+    """The driver's own cursor, or Django's if something watches the statements."""
     return cast("Cursor", connection.cursor()) if _is_watched(connection) else _open_direct(connection)
 
 
 @lru_cache(maxsize=16)
 def _is_djangos_own(method: Callable[..., Any]) -> bool:
-    """By the file of its code: what wraps it copies all else, and may have come before this module."""
+    """True if Django has defined the method. Only the file of its code tells: a wrapper copies everything else."""
     code = getattr(method, "__code__", None)
     return code is not None and code.co_filename == utils.__file__
 
@@ -89,7 +89,7 @@ class DirectCursor(sqlite3.Cursor):
 
     @contextmanager
     def transaction(self, begin: str) -> Iterator[None]:
-        """A transaction that Django is not told of, which saves half of a short one's cost.
+        """A transaction that Django does not know of. This saves half the cost of a short one.
 
         Inside, only this cursor may be used: an `atomic` block would begin a transaction of its own.
         """
@@ -107,7 +107,7 @@ class DirectCursor(sqlite3.Cursor):
             if raw.in_transaction:  # after some errors SQLite has rolled back itself
                 raw.execute("ROLLBACK")
         except sqlite3.Error:
-            self.wrapper.close()  # as Django does: with the connection goes the transaction
+            self.wrapper.close()  # as Django does: closing the connection ends the transaction
 
     def fetchone(self) -> Any:
         try:
@@ -128,7 +128,7 @@ class DirectCursor(sqlite3.Cursor):
 
 
 def _open_direct(connection: BaseDatabaseWrapper) -> DirectCursor:
-    """With the guards of Django's own."""
+    """Open the driver's cursor, after the checks that Django's makes."""
     connection.validate_thread_sharing()
     if connection.health_check_enabled:  # type: ignore[attr-defined]
         connection.close_if_health_check_failed()
@@ -145,7 +145,7 @@ _PLACEHOLDER = re.compile(r"%(?:s|%|\((\w+)\)s)")
 
 @lru_cache(maxsize=512)
 def _driver_text(text: str) -> str:
-    """`%s` as `?`, `%(name)s` as `:name`, `%%` as `%`. Remembered: the texts are few and long."""
+    """`%s` as `?`, `%(name)s` as `:name`, `%%` as `%`. Cached, since the statements are few and long."""
 
     def rewrite(match: re.Match[str]) -> str:
         if match[0] == "%%":

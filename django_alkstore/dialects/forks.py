@@ -37,7 +37,7 @@ def _hold() -> None:
         left = deadline - clock.waiting_from()
         if not missing or left <= 0:
             return
-        # With none in hand: those who have it may want another.
+        # Hold none meanwhile: the thread that has this one may be waiting for another.
         _release()
         if missing[0].acquire(timeout=left):
             missing[0].release()

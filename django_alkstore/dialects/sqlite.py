@@ -1,4 +1,4 @@
-"""SQLite's way. Each text says why it is as it is, where SQLite is the reason.
+"""The operations on SQLite. If SQLite is the reason why a statement is as it is, a comment says so.
 
 Every writing text begins with INSERT, UPDATE or DELETE and not with WITH: Python's driver opens the implicit
 transaction of `set_autocommit(False)` before those only.
@@ -42,7 +42,7 @@ from django_alkstore.models import Job, Lock, Schedule
 MINIMUM_VERSION = (3, 35)
 """The first with RETURNING."""
 ENOUGH_TIMEOUT = 5.0
-"""Seconds. With a busy timeout below this a writer in line gives up while others do nothing wrong."""
+"""Seconds. With a shorter busy timeout, writers give up although the others take no longer than they should."""
 
 JOB = f'"{Job._meta.db_table}"'
 LOCK = f'"{Lock._meta.db_table}"'
@@ -54,18 +54,18 @@ def _columns(names: Sequence[str], *as_bytes: str) -> str:
     return ", ".join(f"CAST({name} AS BLOB)" if name in as_bytes else name for name in names)
 
 
-# A statement that changes nothing still takes the write lock before it looks, and waits for it by the busy
-# timeout, which a lock upgrade later in the transaction would not.
+# Also a statement that changes nothing takes the writer lock before it reads, and waits for it for the busy timeout.
+# If a transaction reads first and writes later, SQLite may refuse the write without any wait.
 TAKE_WRITER_LOCK = f"UPDATE {LOCK} SET owner = owner WHERE 0"
 
-# DO NOTHING without a target: whichever unique index says no. (It does not cover the other constraints.)
+# DO NOTHING without a target covers each unique index, and no other constraint.
 INSERT_JOB = f"""
 INSERT INTO {JOB} ({", ".join(NewJob._fields)}, state, attempts, fence, errors, worker_ids, lock_errors)
 VALUES ({", ".join(["%s"] * len(NewJob._fields))}, 'pending', 0, 0, '[]', '[]', 0)
 ON CONFLICT DO NOTHING
 """
 
-# The states are part of the text: with parameters in their place SQLite cannot know that the partial index holds.
+# The states are part of the text: with parameters instead, SQLite would not know that the partial index can be used.
 LIVE_JOB = f"""
 SELECT id FROM {JOB} WHERE queue = %s AND unique_key = %s AND state IN ('pending', 'processing')
 """
@@ -82,8 +82,8 @@ WORKER_IDS = f"""CASE
     ELSE rtrim(json_remove(worker_ids, '$[0]'), ']') || ',' || %(joined)s
   END"""
 
-# One walk of the claim index. The priority is chosen first, by stepping down the distinct priorities to the
-# first that has a due job, so that delayed jobs of a higher one cost one step and not one each.
+# One walk along the claim index. It goes down the distinct priorities to the first that has a due job. So the delayed
+# jobs of a higher priority cost one step in all, and not one step each.
 CLAIM = f"""
 UPDATE {JOB} SET
   state = 'processing', attempts = attempts + 1, fence = fence + 1, worker_id = %(worker_id)s,
@@ -144,7 +144,7 @@ LAPSED = f"""
 SELECT id, fence, attempts, max_attempts, CAST(errors AS BLOB) FROM {JOB}
 WHERE queue = %s AND state = 'processing' AND lease_expires_at <= %s ORDER BY lease_expires_at LIMIT %s
 """
-# The index by name: it holds the processing jobs alone, and nothing tells the planner that they are few.
+# The index is named because it holds processing jobs only. The planner does not know that these are few.
 CLAIMING_WORKERS = f"""
 SELECT DISTINCT CAST(worker_id AS BLOB) FROM {JOB} INDEXED BY alkstore_job_lease
 WHERE state = 'processing' AND liveness = %s
@@ -171,7 +171,7 @@ WHERE id = %s AND fence = %s
 CANCEL = f"""
 UPDATE {JOB} SET state = 'cancelled', {LET_GO}, finished_at = %s WHERE id = %s AND state IN ('pending', 'processing')
 """
-# OR IGNORE: a taken unique key leaves the row as it is, and the transaction whole.
+# OR IGNORE: if the unique key is taken, the row stays as it is and the transaction goes on.
 REQUEUE = f"""
 UPDATE OR IGNORE {JOB} SET state = 'pending', run_at = %s, attempts = 0, expires_at = NULL, finished_at = NULL,
   worker_ids = '[]', lock_errors = 0
@@ -192,7 +192,7 @@ DELETE FROM {JOB} WHERE id IN (
 )
 """
 
-# SELECT DISTINCT would read a whole index; this takes one step for each queue there is.
+# SELECT DISTINCT would read a whole index. This takes one step for each queue.
 # As bytes: a name that is not UTF-8, which something else wrote, would fail the whole statement.
 LIVE_QUEUES = " UNION ".join(
     f"""
@@ -246,12 +246,12 @@ NEXT_CLAIM_AT = f"""
 
 @lru_cache(maxsize=256)
 def _next_claims_text(count: int) -> str:
-    """One statement for `count` queues: with one for each, an idle worker of many would be busy asking."""
+    """One statement for `count` queues. With a statement for each queue, an idle worker with many would be busy."""
     asked = f"SELECT %s AS queue{' UNION ALL SELECT %s' * (count - 1)}"
     return f"SELECT queue, ({NEXT_CLAIM_AT}) FROM ({asked}) AS asked"
 
 
-# Each branch is answered by one partial index; over the table it would read every payload.
+# One partial index answers each branch. A count over the table would read every payload.
 COUNT_QUEUES = f"""
 SELECT CAST(queue AS BLOB), sum(pending), sum(processing), sum(completed), sum(dead), sum(cancelled), sum(due),
   min(oldest_due)
@@ -301,7 +301,7 @@ UPDATE {SCHEDULE} SET enabled = 0, last_error = %s, updated_at = %s WHERE id = %
 
 @lru_cache(maxsize=256)
 def _ack_text(count: int, *, delete: bool) -> str:
-    """The text that finishes `count` claims at once. Row values against a VALUES list would scan the table."""
+    """The statement that finishes `count` claims. With row values and a VALUES list, SQLite would scan the table."""
     held = f"({HELD})"
     action = f"DELETE FROM {JOB}" if delete else f"UPDATE {JOB} SET state = 'completed', {LET_GO}, finished_at = %s"
     return f"{action} WHERE {' OR '.join([held] * count)} RETURNING id"
@@ -320,22 +320,22 @@ def _held_text(count: int) -> str:
 
 
 _MAX_ACKS = 100
-"""Claims in one statement: three variables each, and SQLite's own limit was 999 for a long time."""
+"""Claims in one statement. Each has three variables, and older versions of SQLite allow 999."""
 
 
 _MAX_QUEUES = 100
-"""Queues in one statement: SQLite takes no more than 500 terms of a compound SELECT."""
+"""Queues in one statement. SQLite allows 500 terms in a compound SELECT."""
 
 
 _HELD_BY_ANOTHER = (sqlite3.SQLITE_BUSY, sqlite3.SQLITE_LOCKED)
 
 
 BUSY = "busy"
-"""The version while another writes exclusively: unlike any number, so its end is news, and itself only once."""
+"""The version while another process holds an exclusive lock. It equals no number, so its end counts as a change."""
 
 
 def _identity(file: str | None) -> tuple[int, int] | None:
-    """What tells the file from any other of its name; `None` where it is gone, or there never was one."""
+    """Device and inode of the file, which tell it from another file of the same name; `None` if there is no file."""
     if file is None:
         return None
     try:
@@ -346,7 +346,7 @@ def _identity(file: str | None) -> tuple[int, int] | None:
 
 
 def _keeps_out(holder: sqlite3.Connection, another: sqlite3.Connection) -> bool | None:
-    """Is the writer lock kept from `another` while `holder` has it? `None` where `holder` did not get it."""
+    """True if `another` cannot take the writer lock while `holder` has it. `None` if `holder` did not get it."""
     if not _takes_writer_lock(holder):
         return None
     try:
@@ -377,7 +377,7 @@ def database_path(connection: BaseDatabaseWrapper) -> Path | None:
 
 
 def is_missing(connection: BaseDatabaseWrapper) -> bool:
-    """Is there no file? Asked before connecting, which would make one. A database in memory needs none."""
+    """True if the file is missing. Ask before you connect, since that creates one. False for a database in memory."""
     path = database_path(connection)
     if path is None:
         return False
@@ -388,7 +388,7 @@ def is_missing(connection: BaseDatabaseWrapper) -> bool:
 
 
 _LOOKS = 3
-"""Times that the version may differ from the one just before, as it does if others commit in between."""
+"""How often the version is read again if it differs from the one before, as it does if others commit in between."""
 
 
 def _data_version(raw: sqlite3.Connection) -> int:
@@ -399,8 +399,8 @@ class DataVersion:
     """`PRAGMA data_version` on a connection of its own: it changes when any other connection has committed."""
 
     def __init__(self, using: str) -> None:
-        # Not the thread's own connection, whose commits it could not see. It lives as long as the runtime,
-        # which also keeps each close of another connection from being the last, which would checkpoint.
+        # Not the thread's own connection, which does not see its own commits. This one stays open as long as the
+        # runtime, so no other connection is the last one to be closed: closing the last one makes a checkpoint.
         self._wrapper = connections.create_connection(using)
         self._wrapper.inc_thread_sharing()
         self._asking = guard()
@@ -420,11 +420,11 @@ class DataVersion:
 
     def _open(self) -> sqlite3.Connection:
         if is_missing(self._wrapper):
-            # SQLite would make an empty one, which looks like a database that has never been migrated.
+            # SQLite would create an empty file, which looks like a database that has never been migrated.
             raise DatabaseReplaced(f"the database file {self._wrapper.settings_dict['NAME']} is gone")
         self._wrapper.ensure_connection()
         raw: sqlite3.Connection = self._wrapper.connection
-        # Told "busy" at once rather than made to wait: that somebody is writing is news enough.
+        # Without a wait: if somebody is writing, that is all there is to know.
         raw.execute("PRAGMA busy_timeout = 0")
         return raw
 
@@ -465,7 +465,7 @@ class DataVersion:
     def _refuse_another_file(self) -> None:
         """`DatabaseReplaced`, unless it is the same file whose number has changed, as some file systems do."""
         file, now = self._file, _identity(self._file)
-        # One answer alone may come of what others did in between.
+        # One answer alone may be the result of what others did in between.
         answers = {False} if file is None or now is None else {self._is_the_same(file) for _ in range(5)}
         if False in answers:
             what = "is gone" if _identity(file) is None else "has been replaced by another"
@@ -474,15 +474,14 @@ class DataVersion:
             self._identity = now
 
     def _is_the_same(self, file: str) -> bool | None:
-        """Do we and a new connection to this file each keep the writer lock from the other? Then it is the same.
+        """True if this and a new connection to the file each keep the writer lock from the other: it is the same file.
 
         Each, since what keeps a new connection from another file may be somebody who is writing there. `None` where
         others write meanwhile: it is asked again.
         """
         uri = f"{Path(file).as_uri()}?mode=rw"  # not to make one where there is none any more
         try:
-            # To close it drops no lock of this process's: SQLite itself puts that off while any connection to the
-            # same file holds one.
+            # Closing it drops no lock of this process: SQLite waits with that while a connection to the file holds one.
             with closing(sqlite3.connect(uri, uri=True, timeout=0, isolation_level=None)) as other:
                 raw = self._raw
                 return raw is not None and _keeps_out(raw, other) and _keeps_out(other, raw)
@@ -490,7 +489,7 @@ class DataVersion:
             return False
 
     def watched_file(self) -> str | None:
-        # As SQLite itself has it: the setting may be a URI. `None` for a database in memory.
+        # SQLite is asked for the path, since the setting may be a URI. `None` for a database in memory.
         return self._file
 
     def close(self) -> None:
@@ -508,7 +507,7 @@ class SQLiteOperations(Operations):
 
     def insert_jobs(self, jobs: Sequence[tuple[Any, ...]]) -> list[int]:
         self.cursor.executemany(INSERT_JOB, jobs)
-        # AUTOINCREMENT under the writer lock counts up by one, so the last id tells them all.
+        # With the writer lock held, AUTOINCREMENT counts up by one: the last id tells all of them.
         last = self.cursor.execute("SELECT last_insert_rowid()").fetchone()[0]
         return list(range(last - len(jobs) + 1, last + 1))
 
@@ -682,7 +681,7 @@ class SQLite(Dialect):
     open_cursor = staticmethod(open_cursor)
 
     def take_writer_lock(self, connection: BaseDatabaseWrapper, cursor: Cursor, *, fresh: bool) -> None:
-        # BEGIN IMMEDIATE and BEGIN EXCLUSIVE have taken it; a deferred BEGIN has taken nothing.
+        # BEGIN IMMEDIATE and BEGIN EXCLUSIVE have taken the lock. A deferred BEGIN has not.
         if not (fresh and connection.transaction_mode in ("IMMEDIATE", "EXCLUSIVE")):  # type: ignore[attr-defined]
             cursor.execute(TAKE_WRITER_LOCK)
 
@@ -717,8 +716,8 @@ class SQLite(Dialect):
         raw: sqlite3.Connection | None = connection.connection
         if raw is None:
             return True
-        # The driver does not tell. But SQLite refuses a VACUUM while a statement is halfway, and checks that before the
-        # target, which is invalid here. Any other error counts as "no", which costs no more than a new connection.
+        # The driver does not say it. But SQLite refuses a VACUUM while a statement runs, and checks that before it looks
+        # at the target, which is invalid here. Any other error counts as "no", which costs a new connection at most.
         try:
             raw.execute("VACUUM INTO NULL")
         except sqlite3.Error as error:
@@ -730,9 +729,9 @@ class SQLite(Dialect):
         if raw is None:
             return
         with suppress(sqlite3.Error):  # its own thread may have closed it just now
-            # First, so that nothing of the other thread's is committed by itself after the rollback; it holds for
-            # statements already prepared too. Not closed, nor interrupted: the one crashes under a running statement,
-            # the other lets SQLite end the transaction before writing is refused.
+            # Writing is refused first, also to prepared statements: after the rollback, each further statement of the
+            # other thread would commit by itself. Closing the connection would crash under a running statement.
+            # Interrupting it would let SQLite end the transaction before writing is refused.
             raw.execute("PRAGMA query_only = 1")
             raw.rollback()
 

@@ -1,6 +1,6 @@
 """What the health check asks an SQLite database. Nothing here writes a row.
 
-Each function takes a connection that is open, and raises what Django raises where it cannot be asked.
+Each function takes an open connection, and raises Django's errors.
 """
 
 import shutil
@@ -19,7 +19,7 @@ LEAST_ROOM = 2**20
 
 
 class Settings(NamedTuple):
-    """What the connection has in effect, and not what the settings say."""
+    """The modes that the connection really has, whatever the settings say."""
 
     journal_mode: str
     transaction_mode: str
@@ -35,14 +35,14 @@ class Log(NamedTuple):
 
 
 class Lease(NamedTuple):
-    """Of one worker's running leases in one queue, the one written last."""
+    """The lease that one worker has written last in one queue."""
 
     queue: str
     worker_id: str
     liveness: str | None
     """The liveness file under which it was claimed."""
     written: int
-    """When, in microseconds, if the job's visibility timeout was what it was written for."""
+    """When it was written, in microseconds, if it lasts for the job's visibility timeout."""
 
 
 _KINDS = {
@@ -66,7 +66,7 @@ FROM {JOB} WHERE state = 'processing' AND lease_expires_at > %s GROUP BY queue, 
 
 
 def kind_of(error: DatabaseError) -> str:
-    """What an error is about, by its code: one of the words above, or `broken`."""
+    """The kind of an error, by its code: one of the words above, or `broken`."""
     code = getattr(error.__cause__, "sqlite_errorcode", None)
     return "broken" if code is None else _KINDS.get(code & 0xFF, "broken")
 
@@ -83,7 +83,7 @@ def settings(connection: BaseDatabaseWrapper) -> Settings:
 
 
 def log(connection: BaseDatabaseWrapper, enough: int) -> Log:
-    """The write-ahead log. Where its file has more than `enough` bytes, a checkpoint shows what it is full of."""
+    """The write-ahead log. If its file has more than `enough` bytes, a checkpoint shows how much of it is in use."""
     file = Path(f"{_file(connection)}-wal")
     size = file.stat().st_size if file.exists() else 0
     if size <= enough:
@@ -105,7 +105,7 @@ def room(connection: BaseDatabaseWrapper) -> int:
 
 
 def damage(connection: BaseDatabaseWrapper) -> str | None:
-    """The first fault that SQLite finds when it reads the whole file; `None` where it finds none."""
+    """The first fault that SQLite finds when it reads the whole file; `None` if it finds none."""
     found = _ask(connection, "PRAGMA quick_check(1)")
     return None if found == "ok" else found
 
@@ -121,7 +121,7 @@ def last_leases(connection: BaseDatabaseWrapper, now: int) -> list[Lease]:
 
 
 def _file(connection: BaseDatabaseWrapper) -> str:
-    # As SQLite itself has it: the setting may be a URI.
+    # SQLite is asked for the path, since the setting may be a URI.
     with connection.cursor() as cursor:
         return str(cursor.execute("PRAGMA database_list").fetchone()[2])
 

@@ -45,7 +45,7 @@ def is_open(connection: BaseDatabaseWrapper) -> bool:
     """True if a transaction of the caller is open: an `atomic` block, or `set_autocommit(False)`."""
     if connection.in_atomic_block:
         return True
-    # `get_autocommit` would connect first, and so make an empty file where the database's is gone.
+    # `get_autocommit` would connect first. If the database file is gone, that would create an empty one.
     if connection.connection is None:
         return not connection.settings_dict["AUTOCOMMIT"]
     return not connection.autocommit

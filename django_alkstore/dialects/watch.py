@@ -1,8 +1,8 @@
 """Waiting for a commit by anybody, for a bell rung in this process, or for a deadline.
 
-Whether anything was committed, the database says (`Change.version`); asking it is cheap but not free. *When* to ask,
-the kernel says (inotify on the folder of the database file, because the journal files come and go). The database file
-itself is never opened here: closing any descriptor of it would drop this process's locks on it.
+The database says whether anything was committed (`Change.version`). Asking it is cheap, but not free. The kernel says
+when to ask: inotify watches the folder of the database file, because the journal files come and go. The database file
+itself is never opened here, since closing any descriptor of it would drop this process's locks on it.
 
 A file event comes a moment before the commit can be seen. So after one the database is asked a few times, in growing
 steps. The longest step is the fallback for an event that never came. Without inotify the database is polled.
@@ -209,7 +209,7 @@ class Watch:
                 return True
             if key.fileobj is not self._events:
                 return True
-            # The kind and the order of the events say nothing that the database does not say better.
+            # The events themselves do not matter: the database is asked.
             if any(not event.name or event.name.startswith(self._name) for event in self._read_events()):
                 self._step = FIRST_STEP
             else:
@@ -221,7 +221,7 @@ class Watch:
             return list(self._events.read(timeout=0))
 
     def renew(self) -> None:
-        """Close the connection; the next look at the database opens another, and finds it changed.
+        """Close the connection. The next look at the database opens another, and takes the database for changed.
 
         A connection that has met with a fault keeps files open that somebody may have repaired since. SQLite even
         shares some of them among all connections of a process, so after a fault all are closed: see `renew_all`.

@@ -141,7 +141,7 @@ class AlkstoreCommand(BaseCommand):
         Job.objects.using(alias).exists()
 
     def wait_for_tables(self, alias: str, error: DatabaseError) -> None:
-        """What to do where another process shuts everybody out: say so, and leave."""
+        """Another process locks everybody out: say so, and end."""
         raise _refused(alias, error) from error
 
     def precheck(self, alias: str) -> None:

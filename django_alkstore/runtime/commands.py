@@ -39,7 +39,7 @@ class NotRegistered(ImproperlyConfigured):
 
 
 def refuse_in_memory(alias: str) -> None:
-    """`ImproperlyConfigured` where the database is in memory, and so this process's own."""
+    """`ImproperlyConfigured` if the database is in memory: no other process can see it."""
     connection = connections[alias]
     dialect_of(connection)
     if connection.is_in_memory_db():  # type: ignore[attr-defined]

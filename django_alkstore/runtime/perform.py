@@ -1,4 +1,4 @@
-"""Running one handler: whatever it does, what comes back is an ending."""
+"""Runs one handler. Whatever the handler does, the result is an `Ending`."""
 
 import os
 import random
@@ -135,9 +135,9 @@ def _outcome_of(job: JobHandle, error: BaseException) -> Outcome:
 
 
 def _end_forked_child(process: int) -> None:
-    """End a child that the handler has forked and let fall through: it is no worker.
+    """End the process if it is a child that the handler has forked, and that has returned from the handler.
 
-    Before anything is written, or rolled back: SQLite's connections are its parent's, and its locks it has not.
+    Nothing may be written or rolled back before: the connections are the parent's, and so are their locks.
     """
     if os.getpid() != process:
         os._exit(0)
@@ -183,16 +183,16 @@ def _run_in_transaction(
 
 
 def announce_failure(job: JobHandle, outcome: Outcome, seconds: float) -> None:
-    """Tell of a failed attempt, once `outcome` is on the job's row."""
+    """Announce a failed attempt, once `outcome` is on the job's row."""
     event = failure_event(job, outcome, seconds)
     signals.emit(event.signal, **event.data)
 
 
 class _Thread(threading.local):
-    """What a thread has of connections. To ask Django costs more than a short handler does."""
+    """The open connections of a thread. Asking Django for them costs more than a short handler."""
 
     has_opened = True
-    """Has one been opened since it was last asked? One that never was has nothing to be tidied."""
+    """True if a connection has been opened since the last call. Without one, there is nothing to tidy."""
 
     def __init__(self) -> None:
         self.connections: Sequence[BaseDatabaseWrapper] = ()
@@ -239,10 +239,10 @@ def tidy_connections(own: str | None, *, afresh: bool = False) -> bool:
 
 
 def _throw_away(connection: BaseDatabaseWrapper) -> None:
-    """Django's own `close` would keep the wrapper, and with it the belief that a transaction is open."""
+    """Close a connection and forget its wrapper, which after Django's own `close` would still be in a transaction."""
     raw = connection.connection
     del connections[connection.alias]
     _thread.has_opened = True
     if raw is not None:
-        with suppress(Exception):  # it is gone either way
+        with suppress(Exception):  # nothing refers to the connection any more
             raw.close()

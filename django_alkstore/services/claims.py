@@ -47,7 +47,7 @@ class Swept:
         return self.reopened + self.spent + self.expired
 
     def announce(self) -> None:
-        """Say, once it is committed, what has changed."""
+        """Announce what has changed, once it is committed."""
         for job_id in self.reopened:
             signals.emit(signals.job_lapsed, job_id=job_id, queue=self.queue, dead=False)
         for job_id in self.spent:
@@ -59,8 +59,8 @@ class Swept:
 def claim_batch(queue: str, worker_id: str, limit: int = 1, *, using: str | None = None) -> list[JobHandle]:
     """Lease up to `limit` due jobs of `queue` to `worker_id`, by priority (high first), `run_at` and id.
 
-    Returns an empty list when nothing is due. Raises `RuntimeError` inside an open transaction, where the
-    lease would be seen by nobody; `InvalidName`, `InvalidOption` for bad arguments.
+    Returns an empty list if nothing is due. Raises `RuntimeError` inside an open transaction, since no other process
+    would see the lease; `InvalidName` or `InvalidOption` for bad arguments.
     """
     validate_name("queue", queue)
     return claim_from(resolve_alias(using), queue, worker_id, limit, "claim_batch")
@@ -78,7 +78,7 @@ def claim_from(alias: str, queue: str, worker_id: str, limit: int, what: str) ->
 
 
 def claim_due(alias: str, queue: str, worker_id: str, limit: int) -> list[JobHandle]:
-    """Claim, sweeping what stands in the way, whatever transaction is open. The arguments have been checked."""
+    """Sweep and claim, also inside an open transaction. The arguments have been checked."""
     while True:
         started = clock.waiting_from()
         rows = _claim_rows(alias, queue, worker_id, limit)
@@ -89,7 +89,7 @@ def claim_due(alias: str, queue: str, worker_id: str, limit: int) -> list[JobHan
             claimed = _renewed(claimed)
         if claimed:
             return claimed
-        # What was claimed and could not be kept is due again, like the rest.
+        # What was claimed, and could not be kept, is due again as well.
         if not rows and not sweep_once(alias, queue):
             return []
 
@@ -103,7 +103,7 @@ def _claim_rows(alias: str, queue: str, worker_id: str, limit: int) -> list[Clai
         except OperationalError:
             if not rows:
                 raise
-            break  # what is leased already is handed out: nobody else would for the length of a lease
+            break  # return what is leased already: nobody else could run it before the lease ends
         if not more:
             break
         rows += more
@@ -115,11 +115,11 @@ def _claim(queue: str, worker_id: str, limit: int, db: Operations) -> list[Claim
 
 
 def _renewed(claimed: list[JobHandle]) -> list[JobHandle]:
-    """Leases counted from now: the claim has waited in line, and began to count before that."""
+    """Let the leases begin now. They began before the claim waited for the writer lock."""
     try:
         return [job for job in claimed if job.heartbeat()]
     except OperationalError:
-        return claimed  # leased they are, if not for so long: nobody else would run them before that
+        return claimed  # with shorter leases: nobody else could run the jobs before these end
 
 
 def _bury(alias: str, broken: list[tuple[ClaimedJob, Exception]]) -> None:
@@ -127,7 +127,7 @@ def _bury(alias: str, broken: list[tuple[ClaimedJob, Exception]]) -> None:
         try:
             is_dead = write_statement(alias, partial(bury_unreadable, row, error))
         except OperationalError as failure:
-            # What else was claimed must not be lost for it; this one comes back when its lease lapses.
+            # The other claimed jobs must not be lost. This one comes back when its lease lapses.
             signals.emit(signals.database_trouble, doing=f"burying job {row.id}", error=failure, pause=0.0)
         else:
             if is_dead:
@@ -135,7 +135,7 @@ def _bury(alias: str, broken: list[tuple[ClaimedJob, Exception]]) -> None:
 
 
 def handles_of(alias: str, rows: list[ClaimedJob]) -> tuple[list[JobHandle], list[tuple[ClaimedJob, Exception]]]:
-    """Handles on rows just claimed, and the rows of which there can be none, with the reason."""
+    """Handles on rows that were just claimed; and the rows that cannot be read, with the reasons."""
     handles: list[JobHandle] = []
     broken: list[tuple[ClaimedJob, Exception]] = []
     for row in rows:
@@ -147,7 +147,7 @@ def handles_of(alias: str, rows: list[ClaimedJob]) -> tuple[list[JobHandle], lis
 
 
 def bury_unreadable(row: ClaimedJob, error: Exception, db: Operations) -> bool:
-    """Make a claimed job dead that cannot be read, since no attempt can help. False if its lease was lost.
+    """Make a claimed job dead because it cannot be read: no attempt can help. False if its lease was lost.
 
     May run again after contention. Call `announce_unreadable` once it is committed.
     """
@@ -167,23 +167,23 @@ def _reason(error: Exception) -> str:
 
 
 def sweep(queue: str | None = None, *, using: str | None = None) -> int:
-    """Put right the lapsed and the expired jobs of `queue` (default: of all queues and outboxes): how many.
+    """Put right the lapsed and the expired jobs of `queue` (default: of all queues and outboxes). Returns how many.
 
     A lapsed job is pending again while attempts are left, else dead; an expired one is dead.
     """
     alias = resolve_alias(using)
     if queue is not None:
         return sweep_whole_queue(alias, validate_name("queue", queue))
-    # Read under the writer lock: in a caller's transaction, one that has read first cannot write once another has.
+    # Read with the writer lock held: a transaction of the caller that has read first may be refused its first write.
     queues = write_operations(alias, lambda db: db.live_queues())
     return sum(sweep_whole_queue(alias, name) for name in queues)
 
 
 def sweep_whole_queue(alias: str, queue: str) -> int:
-    """Sweep all lapsed and expired jobs of a queue or an outbox: how many."""
+    """Sweep all lapsed and expired jobs of a queue or an outbox. Returns how many."""
     changed: set[int] = set()
     while ids := sweep_once(alias, queue):
-        changed.update(ids)  # a job that lapsed and had expired too is touched twice and counted once
+        changed.update(ids)  # a job that has lapsed and expired is changed twice, and counts once
     return len(changed)
 
 
@@ -198,7 +198,7 @@ def sweep_once(alias: str, queue: str, as_of: int | None = None) -> list[int]:
 
 
 def sweep_batch(queue: str, as_of: int | None, db: Operations) -> Swept:
-    """Put right one batch of `queue`'s jobs that had lapsed or expired `as_of` then. Needs the writer lock."""
+    """Put right one batch of jobs that had lapsed or expired by the moment `as_of`. Needs the writer lock."""
     now = clock.now_us() if as_of is None else as_of
     at = from_us(now)
     swept = Swept(queue)

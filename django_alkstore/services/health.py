@@ -68,7 +68,7 @@ class Finding:
     text: str
     """For people: one sentence."""
     about: str | None = None
-    """The queue or schedule that it is about, where it is about one."""
+    """The queue or schedule that it is about; None if it is about something else."""
 
 
 @dataclass(slots=True)
@@ -79,7 +79,7 @@ class Health:
     name: str | None = None
     """The database as the settings name it."""
     journal_mode: str | None = None
-    """This and the rest: `None` where it could not be learnt."""
+    """This and what follows are `None` if they are not known."""
     transaction_mode: str | None = None
     busy_timeout: float | None = None
     """Seconds."""

@@ -114,7 +114,7 @@ class LockHandle:
         return told(changed, self.using, signal, name=self.name, owner=self.owner, token=self.token)
 
     def renew(self, ttl: Duration | None = None) -> bool:
-        """Let the lock end `ttl` seconds (default: its own) from now; `False` where it has lapsed or is another's."""
+        """Let the lock end `ttl` seconds (default: its own) from now; `False` if it has lapsed or is another's."""
         lasting = self.ttl if ttl is None else seconds("ttl", ttl, zero=False)
 
         def extend(db: Operations) -> int:
@@ -125,7 +125,7 @@ class LockHandle:
         return self._tell(write_transaction(self.using, extend) == 1, signals.lock_renewed)
 
     def release(self) -> bool:
-        """Free the lock; `False`, with nothing changed, where it has lapsed or is another's."""
+        """Free the lock; `False`, with nothing changed, if it has lapsed or is another's."""
 
         def free(db: Operations) -> int:
             return self._held(clock.now_us()).delete()[0]

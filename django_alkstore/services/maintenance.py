@@ -48,7 +48,7 @@ def prune(*, using: str | None = None) -> dict[str, int]:
 
 
 def prune_batch(alias: str) -> dict[str, int]:
-    """Delete one batch of one state: how many, by state; empty where nothing is left to prune."""
+    """Delete one batch of one state: how many, by state; empty if nothing is left to prune."""
     now = clock.now_us()
     for state, keep in retention().items():
         if keep is None:
@@ -96,7 +96,7 @@ def delete_finished(
 
 
 def delete_batch(alias: str, ids: Sequence[int]) -> int:
-    """Delete those of these jobs that are finished, in one transaction; how many. A live job is left alone."""
+    """Delete the finished ones of these jobs in one transaction. Returns how many. Live jobs stay."""
     finished = Job.objects.using(alias).filter(pk__in=ids, state__in=FINISHED_STATES)
     return write_transaction(alias, lambda _: finished.delete()[0])
 
@@ -133,7 +133,7 @@ class Upkeep:
         """The queues in which this round may find more to sweep."""
 
     def due_in(self) -> float:
-        """Seconds until the next step; 0 where it is due."""
+        """Seconds until the next step; 0 if it is due."""
         return max(0.0, self._due_at - clock.monotonic())
 
     def step(self, as_of: int | None = None) -> None:
