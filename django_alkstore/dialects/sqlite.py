@@ -716,8 +716,8 @@ class SQLite(Dialect):
         raw: sqlite3.Connection | None = connection.connection
         if raw is None:
             return True
-        # The driver does not say it. But SQLite refuses a VACUUM while a statement runs, and checks that before it looks
-        # at the target, which is invalid here. Any other error counts as "no", which costs a new connection at most.
+        # The driver does not say it. But SQLite refuses a VACUUM while a statement runs, and checks that before it
+        # looks at the target, which is invalid here. Any other error counts as "no", and costs a new connection.
         try:
             raw.execute("VACUUM INTO NULL")
         except sqlite3.Error as error:
