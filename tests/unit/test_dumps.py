@@ -82,11 +82,12 @@ def test_everything_survives_dumpdata_and_loaddata(
         assert found == stored
 
 
-def test_moments_keep_their_microseconds_in_xml(clock: ManualClock, tmp_path: Path) -> None:
+@pytest.mark.parametrize("form", ["xml", "yaml"])
+def test_moments_keep_their_microseconds(clock: ManualClock, tmp_path: Path, form: str) -> None:
     clock.step(0.123456)
     job = enqueue("mail", None)
-    path = tmp_path / "dump.xml"
-    call_command("dumpdata", "django_alkstore.job", output=str(path), format="xml")
+    path = tmp_path / f"dump.{form}"
+    call_command("dumpdata", "django_alkstore.job", output=str(path), format=form)
     Job.objects.all().delete()
     call_command("loaddata", str(path), verbosity=0)
     assert Job.objects.get().idempotency_key == job.idempotency_key
