@@ -1,6 +1,7 @@
 """Django's task API, as Django documents it, over jobs."""
 
 import math
+from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 from typing import Any
 
@@ -297,7 +298,7 @@ def test_a_nested_function_is_refused() -> None:
 
 
 def test_never_expires() -> None:
-    eternal = tasks.report.__class__(func=tasks.report.func, queue_name="reports", expires_in=NEVER)
+    eternal = replace(tasks.report, expires_in=NEVER)
     with override_settings(TASKS={"default": {**TASKS["default"], "OPTIONS": {"expires_in": 5}}}):
         assert job_of(eternal.enqueue()).expires_at is None
         assert job_of(tasks.add.enqueue(1)).expires_at is not None
