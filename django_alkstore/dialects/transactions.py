@@ -14,6 +14,7 @@ from weakref import WeakKeyDictionary
 
 from django.db import DatabaseError, OperationalError, connections, router, transaction
 from django.db.backends.base.base import BaseDatabaseWrapper
+from django.db.transaction import TransactionManagementError
 
 from django_alkstore import clock, conf, internals
 from django_alkstore.dialects import Operations, dialect_of
@@ -57,6 +58,15 @@ def is_left_open(connection: BaseDatabaseWrapper) -> bool:
     if connection.in_atomic_block or connection.needs_rollback:
         return True
     return raw is not None and (not connection.autocommit or _is_in_transaction(connection))
+
+
+def refuse_if_ended(using: str) -> None:
+    """Raise `TransactionManagementError` if an `atomic` block is open, and the database's own transaction is not."""
+    connection = connections[using]
+    if connection.in_atomic_block and not _is_in_transaction(connection):
+        raise TransactionManagementError(
+            "the transaction of this atomic block has been ended past Django: rows that it has written may be lost"
+        )
 
 
 def _is_in_transaction(connection: BaseDatabaseWrapper) -> bool:

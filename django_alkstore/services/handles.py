@@ -18,6 +18,7 @@ from django_alkstore.dialects.base import UNTAKEN, Claim, ClaimedJob
 from django_alkstore.dialects.forks import guard
 from django_alkstore.dialects.transactions import (
     mark_for_rollback,
+    refuse_if_ended,
     require_open,
     write_statement,
 )
@@ -268,6 +269,7 @@ class JobHandle:
         then marked for rollback, so that catching the error does not commit.
         """
         require_open(self._using, "ack_tx")
+        refuse_if_ended(self._using)
         acked = write_statement(self._using, lambda db: outcomes.apply(db, self, outcomes.ACK, clock.now_us()))
         if not acked:
             self._note_refusal()
@@ -295,7 +297,8 @@ class JobHandle:
         return write_statement(self._using, extend)
 
     def _finish(self, outcome: Outcome = outcomes.ACK) -> None:
-        """In the transaction that `hold` has begun: ack, unless the job has been settled in it."""
+        """In the transaction that `_hold` has begun: ack, unless the job has been settled in it."""
+        refuse_if_ended(self._using)
         if write_statement(self._using, lambda db: outcomes.apply(db, self, outcome, clock.now_us(), UNTAKEN)):
             self._settle_at_commit(outcome)
 

@@ -6,10 +6,13 @@ from datetime import timedelta
 from pathlib import Path
 
 import pytest
+from django.db import connection, transaction
 
 from django_alkstore import clock
 from django_alkstore.models import Job
-from django_alkstore.services import enqueue, enqueue_many
+from django_alkstore.registry import handler
+from django_alkstore.services import JobHandle, enqueue, enqueue_many
+from django_alkstore.testing import isolated_registry, run_pending
 from tests.ledger.models import Entry
 from tests.ledger.tools import PATIENT_END, row, wait_for_state, wait_past
 from tests.processes import Process
@@ -122,3 +125,26 @@ def test_of_two_queues_neither_is_always_first_whatever_else_is_written_between_
     worker.wait_for("completed job", times=5)
     done = Job.objects.filter(state="completed").values_list("queue", flat=True)
     assert set(done) == {"paced", "paced-too"}
+
+
+@pytest.mark.parametrize("settled_by", ["the worker", "ack_tx"])
+def test_a_transaction_that_is_ended_past_django_completes_no_job(settled_by: str) -> None:
+    """The rows of the handler are gone, so its ack must not stand."""
+    with isolated_registry():
+
+        @handler("q", atomic=settled_by == "the worker")
+        def run(job: JobHandle) -> None:
+            if settled_by == "the worker":
+                Entry.objects.create(text="lost")
+                connection.connection.rollback()
+                return
+            with transaction.atomic():
+                Entry.objects.create(text="lost")
+                connection.connection.rollback()
+                job.ack_tx()
+
+        job = enqueue("q", None)
+        run_pending("q")
+    after = row(job.pk)
+    assert (after.state, after.attempts, Entry.objects.count()) == ("pending", 1, 0)
+    assert "has been ended past Django" in str(after.last_error)
