@@ -107,7 +107,9 @@ class JobAdmin(IndexedSearch, ReadOnlyAdmin[Job]):
     @admin.display(description="queue")
     def work(self, job: Job) -> SafeString:
         queue = show.queue_name(job.queue)
-        return show.two_lines(f"{queue}: {job.task}" if job.task else queue, job.last_error)
+        if not job.task:
+            return show.two_lines(queue, job.last_error)
+        return show.two_lines(f"{queue}: {job.task.rpartition('.')[2]}", job.last_error, title=job.task)
 
     @admin.display(description="attempts")
     def tries(self, job: Job) -> str:

@@ -49,9 +49,12 @@ def status(kind: str, label: str, situation: str = "", *, alarming: bool = False
     return format_html('{} <span class="{}">{}</span>', badge(kind, label), mood, situation)
 
 
-def two_lines(first: str, second: str | None) -> SafeString:
-    """A text, and below it a quiet one that is cut where the column ends. The whole of that is in its title."""
-    head = format_html('<bdi class="alkstore-first">{}</bdi>', first)
+def two_lines(first: str, second: str | None, title: str | None = None) -> SafeString:
+    """A text, and below it a quiet one that is cut where the column ends. The whole of that is in its title.
+
+    `title`: the title of the first text. Default: the text itself.
+    """
+    head = format_html('<bdi class="alkstore-first" title="{}">{}</bdi>', title or first, first)
     line = plain_first_line(second)
     if line == NOTHING:
         return head

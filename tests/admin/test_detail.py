@@ -537,7 +537,9 @@ def test_a_task_s_page_and_its_line_name_the_task_and_show_what_it_returned(admi
     page = admin_client.get(f"/admin/django_alkstore/job/{job.pk}/change/").content.decode()
     assert "shop.tasks.resize" in page
     assert "640" in page
-    assert "default: shop.tasks.resize" in admin_client.get("/admin/django_alkstore/job/").content.decode()
+    assert (
+        'title="shop.tasks.resize">default: resize<' in admin_client.get("/admin/django_alkstore/job/").content.decode()
+    )
     plain = enqueue("default", None)
     page = admin_client.get(f"/admin/django_alkstore/job/{plain.pk}/change/").content.decode()
     assert "Result" not in page
