@@ -6,7 +6,7 @@ import sys
 from collections.abc import Callable
 from contextlib import closing
 from datetime import timedelta
-from itertools import count, product
+from itertools import count
 from pathlib import Path
 from typing import Any
 
@@ -345,48 +345,6 @@ def damage(**columns: str) -> None:
     values = ", ".join(f"{column} = {value}" for column, value in columns.items())
     with connection.cursor() as cursor:
         cursor.execute(f"UPDATE django_alkstore_job SET {values} WHERE state = 'processing'")
-
-
-TEXT, NOT_UTF8, LEAST = "'x'", "CAST(x'ff' AS TEXT)", "-1e300"
-
-
-@pytest.mark.parametrize(
-    ("column", "value"),
-    [
-        *product(["backoff_base", "attempts", "max_attempts", "run_at"], [TEXT, NOT_UTF8]),
-        ("backoff_base", LEAST),
-        ("run_at", LEAST),
-    ],
-)
-def test_a_value_that_is_not_a_number_stops_nobody_and_the_job_is_not_stuck(
-    observer: Liveness, column: str, value: str
-) -> None:
-    enqueue_many("mail", range(2), max_attempts=9)
-    die_with("mail", 2)
-    damage(**{column: value, "last_error": "'worker died'"})
-    assert recover(observer) == 2
-    assert jobs("processing") == 0
-
-
-def test_a_job_whose_values_are_damaged_becomes_dead_with_the_reason(observer: Liveness) -> None:
-    enqueue("mail", None, max_attempts=9)
-    die_with()
-    damage(backoff_base=TEXT, last_error="'worker died'")
-    assert recover(observer) == 1
-    assert claim_batch("mail", "by hand") == []
-    job = Job.objects.values("state", "last_error").get()
-    assert job["state"] == "dead"
-    assert "backoff base is not a number" in job["last_error"]
-
-
-@pytest.mark.parametrize("value", [TEXT, NOT_UTF8])
-def test_a_sweep_is_not_stopped_by_such_a_value_either(clock: ManualClock, value: str) -> None:
-    enqueue("mail", None)
-    claim_batch("mail", "by hand")
-    damage(attempts=value)
-    clock.advance(301)
-    assert sweep() == 1
-    assert jobs("pending") == 1
 
 
 def test_a_claim_that_cannot_be_ended_is_left_to_the_sweep_and_stops_nobody(
