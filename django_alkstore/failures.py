@@ -10,7 +10,7 @@ from datetime import datetime
 from types import TracebackType
 from typing import Any, NamedTuple, TypedDict, cast
 
-from django_alkstore.exceptions import Expired, LeaseExpired, TimeLimitExceeded, WorkerDied
+from django_alkstore.exceptions import Cancelled, Expired, LeaseExpired, TimeLimitExceeded, WorkerDied
 
 MAX_ERRORS = 20
 MAX_TEXT = 10_000
@@ -20,6 +20,7 @@ LEASE_EXPIRED = "lease expired"
 WORKER_DIED = "worker died"
 EXPIRED = "expired"
 TIME_LIMIT = "time limit"
+CANCELLED = "cancelled"
 
 
 class Failure(TypedDict):
@@ -107,6 +108,7 @@ _STANDS_FOR = {
     WORKER_DIED: _path_of(WorkerDied),
     EXPIRED: _path_of(Expired),
     TIME_LIMIT: _path_of(TimeLimitExceeded),
+    CANCELLED: _path_of(Cancelled),
 }
 
 

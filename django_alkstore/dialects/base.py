@@ -117,8 +117,8 @@ class AbandonedJob(NamedTuple):
     last_error: bytes | None
 
 
-class ExpiredJob(NamedTuple):
-    """A pending job whose `expires_at` has passed."""
+class EndedJob(NamedTuple):
+    """A pending job whose `expires_at` has passed, or a running one that is cancelled."""
 
     id: int
     fence: int
@@ -265,7 +265,7 @@ class Operations(ABC):
         """Up to `limit` processing jobs that this worker claimed under this liveness file."""
 
     @abstractmethod
-    def expired(self, queue: str, now: int, limit: int) -> list[ExpiredJob]:
+    def expired(self, queue: str, now: int, limit: int) -> list[EndedJob]:
         """Up to `limit` pending jobs of the queue that have expired, the longest first."""
 
     @abstractmethod
@@ -284,8 +284,16 @@ class Operations(ABC):
         """
 
     @abstractmethod
-    def cancel(self, job_id: int, now: int) -> bool:
-        """Cancel a live job. *One statement.*"""
+    def cancel_pending(self, job_id: int, now: int) -> bool:
+        """Cancel a pending job. *One statement.*"""
+
+    @abstractmethod
+    def running(self, job_id: int) -> EndedJob | None:
+        """A processing job."""
+
+    @abstractmethod
+    def cancel_running(self, now: int, job: SweptJob) -> bool:
+        """Cancel a processing job whose fence is still the one that was read. *One statement.*"""
 
     @abstractmethod
     def requeue(self, job_id: int, now: int) -> bool:

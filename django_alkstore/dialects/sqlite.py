@@ -26,7 +26,7 @@ from django_alkstore.dialects.base import (
     ClaimedJob,
     DatabaseReplaced,
     Dialect,
-    ExpiredJob,
+    EndedJob,
     LapsedJob,
     NewJob,
     Operations,
@@ -168,8 +168,11 @@ UPDATE {JOB} SET state = 'dead', {LET_GO}, errors = %s, last_error = %s, finishe
 WHERE id = %s AND fence = %s
   AND (state = 'processing' AND lease_expires_at <= %s OR state = 'pending' AND expires_at <= %s)
 """
-CANCEL = f"""
-UPDATE {JOB} SET state = 'cancelled', {LET_GO}, finished_at = %s WHERE id = %s AND state IN ('pending', 'processing')
+CANCEL_PENDING = f"UPDATE {JOB} SET state = 'cancelled', finished_at = %s WHERE id = %s AND state = 'pending'"
+RUNNING = f"SELECT id, fence, attempts, CAST(errors AS BLOB) FROM {JOB} WHERE id = %s AND state = 'processing'"
+CANCEL_RUNNING = f"""
+UPDATE {JOB} SET state = 'cancelled', {LET_GO}, errors = %s, last_error = %s, finished_at = %s
+WHERE id = %s AND fence = %s AND state = 'processing'
 """
 # OR IGNORE: if the unique key is taken, the row stays as it is and the transaction goes on.
 REQUEUE = f"""
@@ -580,9 +583,9 @@ class SQLiteOperations(Operations):
         found = [AbandonedJob._make(row) for row in self.cursor.fetchall()]
         return [job._replace(queue=job.queue.decode(errors="replace")) for job in found]  # type: ignore[attr-defined]
 
-    def expired(self, queue: str, now: int, limit: int) -> list[ExpiredJob]:
+    def expired(self, queue: str, now: int, limit: int) -> list[EndedJob]:
         self.cursor.execute(EXPIRED, (queue, now, limit))
-        return [ExpiredJob._make(row) for row in self.cursor.fetchall()]
+        return [EndedJob._make(row) for row in self.cursor.fetchall()]
 
     def reopen(self, now: int, jobs: Iterable[SweptJob]) -> list[int]:
         return [job.id for job in jobs if self._took_effect(REOPEN, (*job, now))]
@@ -594,8 +597,16 @@ class SQLiteOperations(Operations):
             if self._took_effect(CLOSE, (job.errors, job.last_error, now, job.id, job.fence, now, now))
         ]
 
-    def cancel(self, job_id: int, now: int) -> bool:
-        return self._took_effect(CANCEL, (now, job_id))
+    def cancel_pending(self, job_id: int, now: int) -> bool:
+        return self._took_effect(CANCEL_PENDING, (now, job_id))
+
+    def running(self, job_id: int) -> EndedJob | None:
+        self.cursor.execute(RUNNING, (job_id,))
+        row = self.cursor.fetchone()
+        return None if row is None else EndedJob._make(row)
+
+    def cancel_running(self, now: int, job: SweptJob) -> bool:
+        return self._took_effect(CANCEL_RUNNING, (job.errors, job.last_error, now, job.id, job.fence))
 
     def requeue(self, job_id: int, now: int) -> bool:
         return self._took_effect(REQUEUE, (now, job_id))

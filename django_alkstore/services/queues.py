@@ -7,11 +7,11 @@ from typing import Any, Unpack
 
 from django.db.models.base import ModelState
 
-from django_alkstore import clock, conf, signals
+from django_alkstore import clock, conf, failures, signals
 from django_alkstore.clock import SECOND, from_us
 from django_alkstore.conf import JobDefaults, Settings
 from django_alkstore.dialects import Operations
-from django_alkstore.dialects.base import NewJob
+from django_alkstore.dialects.base import NewJob, SweptJob
 from django_alkstore.dialects.transactions import (
     read,
     require_open,
@@ -290,12 +290,24 @@ def get_job(id: int, *, using: str | None = None) -> Job | None:  # noqa: A002  
 
 
 def cancel(id: int, *, using: str | None = None) -> bool:  # noqa: A002
-    """Cancel a live job; `False` if there is none.
+    """Cancel a live job; `False` if there is none. An attempt that is running has failed with `cancelled`.
 
     If its handler is running, `lease_lost` of the handle is set within 2 s, and the handle's calls return `False`.
     """
     alias = resolve_alias(using)
-    cancelled = _is_id(id) and write_statement(alias, lambda db: db.cancel(id, clock.now_us()))
+
+    def end(db: Operations) -> bool:
+        now = clock.now_us()
+        if db.cancel_pending(id, now):
+            return True
+        running = db.running(id)
+        if running is None:
+            return False
+        entry = failures.failure(running.attempts, from_us(now), failures.describe_reason(failures.CANCELLED))
+        errors = failures.append(running.errors, entry)
+        return db.cancel_running(now, SweptJob(errors, failures.CANCELLED, running.id, running.fence))
+
+    cancelled = _is_id(id) and write_operations(alias, end)
     return told(cancelled, alias, signals.job_cancelled, job_id=id)
 
 

@@ -135,3 +135,27 @@ def test_an_entry_names_what_ended_an_attempt_without_an_exception(clock: Manual
     sweep()
     assert exceptions(handle) == ["django_alkstore.exceptions.LeaseExpired", "django_alkstore.exceptions.Expired"]
     assert not cancel(handle.id)
+
+
+def test_a_running_attempt_that_is_cancelled_is_kept_as_cancelled_and_a_pending_job_has_no_attempt(
+    clock: ManualClock,
+) -> None:
+    pending, running = enqueue("mail", 1, delay=60), enqueue("mail", 2)
+    (handle,) = claim_batch("mail", "me")
+    clock.advance(1)
+    assert cancel(pending.pk)
+    assert cancel(running.pk)
+    assert (Job.objects.get(pk=pending.pk).errors, Job.objects.get(pk=pending.pk).last_error) == ([], None)
+    after = Job.objects.get(pk=running.pk)
+    assert after.errors == [
+        {
+            "attempt": 1,
+            "at": clock.now().isoformat(),
+            "error": "cancelled",
+            "traceback": "",
+            "exception": "django_alkstore.exceptions.Cancelled",
+        }
+    ]
+    assert (after.last_error, after.attempts, after.worker_id) == ("cancelled", 1, None)
+    assert handle.ack() is False
+    assert cancel(running.pk) is False

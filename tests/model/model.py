@@ -358,6 +358,8 @@ class Model:
         job = self.jobs.get(job_id)
         if job is None or job.state not in LIVE:
             return False
+        if job.state == "processing":
+            job = job.failed(self.now, "cancelled")
         self._put(job.let_go("cancelled", finished_at=self.now))
         return True
 

@@ -13,7 +13,7 @@ import pytest
 
 from django_alkstore import signals
 from django_alkstore.clock import ManualClock, to_us
-from django_alkstore.dialects.base import UNTAKEN
+from django_alkstore.dialects.base import UNTAKEN, SweptJob
 from django_alkstore.dialects.sqlite import SQLiteOperations
 from django_alkstore.dialects.transactions import write_operations
 from django_alkstore.models import Job
@@ -33,11 +33,11 @@ ON_LAPSED: dict[str, Event] = {
     "failed": lambda db, job, now: db.bury((job.id, job.fence, UNTAKEN), now, "[]", "boom"),
     "renewed": lambda db, job, now: db.renew((job.id, job.fence, UNTAKEN), now + 1),
     "released": lambda db, job, now: db.give_back((job.id, job.fence, UNTAKEN), None),
-    "cancelled": lambda db, job, now: db.cancel(job.id, now),
+    "cancelled": lambda db, job, now: db.cancel_running(now, SweptJob("[]", "cancelled", job.id, job.fence)),
 }
 ON_EXPIRED: dict[str, Event] = {
-    "cancelled": lambda db, job, now: db.cancel(job.id, now),
-    "cancelled and requeued": lambda db, job, now: db.cancel(job.id, now) and db.requeue(job.id, now),
+    "cancelled": lambda db, job, now: db.cancel_pending(job.id, now),
+    "cancelled and requeued": lambda db, job, now: db.cancel_pending(job.id, now) and db.requeue(job.id, now),
     "rescheduled": lambda db, job, now: db.reschedule(job.id, now + 1_000_000, now - 1_000_000),
 }
 
