@@ -8,6 +8,7 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any
 
+import django
 import pytest
 from asgiref.sync import async_to_sync
 from django.core import mail
@@ -22,6 +23,10 @@ from django_alkstore.testing import isolated_registry, run_pending
 
 PAGE = (Path(__file__).parent.parent.parent / "docs" / "handlers.md").read_text()
 BLOCKS = re.findall(r"```python\n(.*?)```", PAGE, re.DOTALL)
+MAIL: dict[str, Any] = {}
+if django.VERSION >= (6, 1):
+    # A project without this setting is warned at each mail.
+    MAIL = {"MAILERS": {"default": {"BACKEND": "django.core.mail.backends.locmem.EmailBackend"}}}
 MODULE, SETTINGS = "# shop/alkstore.py", "# settings.py"
 
 
@@ -32,6 +37,7 @@ def names(transactional_db: None, monkeypatch: pytest.MonkeyPatch) -> Iterator[d
         monkeypatch.setitem(sys.modules, name, ModuleType(name))
     found: dict[str, Any] = {"__name__": "page"}
     with isolated_registry(), ExitStack() as settings:
+        settings.enter_context(override_settings(**MAIL))
         for block in BLOCKS:
             if block.startswith(MODULE):
                 exec(block, vars(sys.modules["shop.alkstore"]))

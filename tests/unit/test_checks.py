@@ -283,7 +283,7 @@ def test_w006_a_database_file_that_is_a_mount_point(
     assert message.id == "alkstore.W006"
     assert f"The file {project['NAME']} of the database 'default' is itself a mount point." in message.msg
     assert "mount that folder" in str(message.hint)
-    assert run_checks(tags=["alkstore"]) == [], "only where a database is named"
+    assert run_checks(tags=["alkstore"], databases=[]) == [], "only if a database is named"
     monkeypatch.setattr(file_access, "_MOUNTS", tmp_path / "nothing")
     assert ids() == []
 
