@@ -31,8 +31,8 @@ if sys.platform == "linux":
 SUFFIX = "-alkstore"
 """The file is named as the resolved path of the database, with this behind it."""
 LOCAL_FILE_SYSTEMS = frozenset({"ext4", "xfs", "btrfs", "zfs", "f2fs", "tmpfs", "overlay"})
-"""Types of file systems whose locks are seen by every process that can have the file open. A network file system may
-have clients whose locks are not seen here."""
+"""Types of file systems on which each process sees the locks of all others. On a network file system, those of other
+clients may not be seen."""
 MOUNTS = Path("/proc/self/mountinfo")
 
 _FLOCK = "hhqqi4x"
@@ -53,7 +53,7 @@ class LivenessView:
         self.file: str | None = None
         """`device:inode` of the file, or `None` if it is absent or cannot be used."""
         self.reason: str | None = None
-        """Why this object cannot tell who lives, or `None` if it can, or if nobody uses crash detection yet."""
+        """Why this object cannot tell which processes live; `None` if it can, or if nobody uses crash detection yet."""
         self.is_blind = False
         """True if only this process cannot open the file: the workers may well use it."""
         self._guard = guard()
@@ -126,8 +126,8 @@ class LivenessView:
 class Liveness(LivenessView):
     """One worker's or scheduler's sign that its process lives: a lock that the kernel frees when the process ends.
 
-    Never raises for what the environment lacks: `file` is `None` then, and `reason` says why. Close it after the last
-    write that concerns its claims. A forked child closes its copy by itself, and knows nothing from then on.
+    If the environment lacks something, nothing is raised: `file` is `None`, and `reason` says why. Close it after the
+    last write that concerns its claims. A forked child closes its copy by itself, and can tell nothing from then on.
     """
 
     def __init__(self, using: str) -> None:
@@ -147,7 +147,7 @@ class Liveness(LivenessView):
         self._watch(path)
 
     def _take_byte(self, held: int) -> None:
-        """Lock the byte of an id that is nobody else's."""
+        """Choose an id that no other process has, and lock its byte."""
         if _identity(held) != self.file:
             raise Unavailable("the file was replaced while it was being opened")
         while not _take(held, _own_offset(self.holder)):
@@ -162,7 +162,7 @@ class Liveness(LivenessView):
 
             events = INotify(nonblocking=True)
             self._opened.callback(events.close)
-            # The file itself and not its folder, where each commit would be an event. ATTRIB tells of an unlink.
+            # The file, and not its folder: in the folder, each commit is an event. ATTRIB tells of an unlink.
             events.add_watch(path, flags.CLOSE_WRITE | flags.ATTRIB | flags.DELETE_SELF | flags.MOVE_SELF)
         except Exception:  # noqa: BLE001  no ctypes, no inotify, or a limit is reached: look once a second instead
             return

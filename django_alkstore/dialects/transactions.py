@@ -256,7 +256,7 @@ def turn(using: str, seconds: float) -> Iterator[bool]:
     """Wait at most `seconds` for this thread's turn among the writers of this process. Yields True if it got the turn.
 
     A thread that waits here is woken as soon as the other has written; SQLite would let it sleep and try again. The
-    turn is no guarantee: without it, the database's own lock decides.
+    turn guarantees nothing: without it, the database's own lock decides.
     """
     started = clock.waiting_from()
     while True:
@@ -273,7 +273,7 @@ def turn(using: str, seconds: float) -> Iterator[bool]:
 
 
 def take_turn_away(using: str) -> None:
-    """Take the turn from the thread that has it, which can write nothing any more."""
+    """Take the turn away from the thread that has it. That thread can write nothing any more."""
     _turns[using] = guard()
 
 

@@ -1,4 +1,4 @@
-"""Sends the events about what a transaction of the worker has changed. Foreign code runs here: no lock is held."""
+"""Sends the events about what a transaction of the worker has changed. Foreign code runs here, so no lock is held."""
 
 from django_alkstore import signals
 from django_alkstore.runtime.jobs import Result, Run

@@ -27,11 +27,11 @@ T = TypeVar("T")
 
 LONGEST_SLEEP = 60.0
 LONGEST_PAUSE = 1.0
-"""Seconds for which the keeper sleeps through what is due, if there is trouble with the database."""
+"""Seconds for which the keeper sleeps although something is due, if there is trouble with the database."""
 LOOK_FOR_TRANSACTIONS = 0.5
 """Seconds between two looks for transactions of handlers that are past their time limit."""
 CONFIRM_LOSS = 0.1
-"""Seconds until a loss is looked at again. A handler that has just settled its job itself has lost nothing."""
+"""Seconds until a second look at a lost claim. A handler that has just settled its job itself has lost nothing."""
 
 
 class Keeper:
@@ -107,7 +107,9 @@ class Keeper:
         The upkeep sweeps. So before it, every result is written and every lease of this worker that is over is renewed:
         a worker must not take its own jobs for those of a dead one.
         """
-        planned_at = clock.now_us()  # before the renewals are chosen: what is over by now is among them
+        planned_at = (
+            clock.now_us()
+        )  # before the renewals are chosen, so that every lease that is over by now is among them
         began_at = clock.monotonic()
         upkeep_is_due = self._upkeep.due_in() <= 0
         if upkeep_is_due:

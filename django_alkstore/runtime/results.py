@@ -12,7 +12,7 @@ class Results:
         self._waiting: list[Result] = []
         self._being_written = 0
         self._being_announced = 0
-        """How many threads of handlers are sending events about what was written."""
+        """How many handler threads are sending the events of what was written."""
         self.completed = 0
         self.failed = 0
 
@@ -42,7 +42,7 @@ class Results:
         self.failed += failed
 
     def count(self, job: JobHandle) -> None:
-        """The handler has settled the job itself: as what it is counted."""
+        """Count a job that its handler has settled itself."""
         outcome = job._settled_by or ACK
         self.completed += outcome.kind is Kind.ACK
         self.failed += outcome.is_failure

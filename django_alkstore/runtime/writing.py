@@ -197,7 +197,7 @@ class Writer:
                 written.failed += took_effect and outcome.kind is not Kind.GIVE_BACK
             written.results.append((result, took_effect))
         for run in renewals:
-            # Not earlier than the handler's own heartbeat has it.
+            # Not earlier than the end that the handler's own heartbeat has set.
             ends = max(min(now + round(run.job._visibility_timeout * SECOND), LAST_US), run.job._lease_expires_us)
             renewed = db.renew(run.job._claim(_held_at(run, now)), ends)
             written.renewals.append((run, ends if renewed else None))

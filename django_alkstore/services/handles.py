@@ -75,8 +75,8 @@ async def ended(tasks: Iterable["asyncio.Task[Any]"]) -> None:
 class JobHandle:
     """What a handler is given: the job, and the ways to end or extend its claim.
 
-    Each way returns `True` where the lease was still this handle's and it took effect, and `False`, with
-    nothing changed, where the lease had run out or been taken, or the job cancelled or deleted.
+    Each method returns `True` if the lease was still this handle's, and the call took effect. It returns `False`, with
+    nothing changed, if the lease had run out or was taken, or if the job was cancelled or deleted.
     """
 
     __slots__ = (
@@ -237,7 +237,7 @@ class JobHandle:
         return self._settle(outcomes.retry(error, delay))
 
     def fail(self, error: object) -> bool:
-        """This attempt failed with `error` (text or exception), and there is no use in another: dead at once."""
+        """This attempt failed with `error` (text or exception). The job is dead at once, without another attempt."""
         return self._settle(outcomes.fail(error))
 
     def release(self) -> bool:
@@ -265,7 +265,7 @@ class JobHandle:
     def ack_tx(self) -> None:
         """Ack inside the caller's open transaction: its rows and the ack commit together or not at all.
 
-        Raises `TransactionRequired` outside one, and `LeaseLost` where the lease was lost; the transaction is
+        Raises `TransactionRequired` outside one, and `LeaseLost` if the lease was lost; the transaction is
         then marked for rollback, so that catching the error does not commit.
         """
         require_open(self._using, "ack_tx")
@@ -286,8 +286,8 @@ class JobHandle:
     def _hold(self, duration: float) -> bool:
         """In the caller's open transaction: take the writer lock, and lease for `duration` seconds from now.
 
-        Nobody else could renew the lease while the lock is held; rolled back, it was never extended. A lease that
-        ran out in the wait for the lock is still this claim's where nobody has taken it: `False` where one has.
+        Nobody else could renew the lease while the lock is held. If the transaction is rolled back, the lease was never
+        extended. A lease that ran out during the wait for the lock counts unless another has taken it: then `False`.
         """
 
         def extend(db: Operations) -> bool:

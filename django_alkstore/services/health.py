@@ -1,7 +1,7 @@
 """Is the work of one database being done, and can it be? What is wrong, one finding each.
 
-Everything is read over a connection of its own, with a short wait, so that it looks at what others have committed,
-is quick where the database is not, and leaves the caller's connection as it was. It changes nothing: the write by
+Everything is read over a connection of its own, with a short wait. So it sees what others have committed, ends soon if
+the database is slow, and leaves the caller's connection as it was. It changes nothing: the write by
 which it tries whether one can write is rolled back. No statement reads finished jobs, but for an index's end.
 """
 
@@ -50,7 +50,7 @@ class Limits:
     grace: float = 30.0
     """That work may be due, or a schedule, before somebody must be there for it."""
     max_age: float = 3_600.0
-    """That a due job may have waited, whoever is there."""
+    """That a due job may have waited, also if workers are there."""
     max_dead: int | None = None
     """Jobs that may have died in the last hour; `None`: any number, with a warning."""
     max_wal: int = 256 * 2**20
@@ -157,7 +157,7 @@ class _UndoneError(Exception):
 
 
 class _Examination:
-    """The looks, one after the other. Each stands for itself: what one cannot learn keeps no other from its own."""
+    """Makes the looks one after the other. If one of them fails, the others are made all the same."""
 
     def __init__(self, health: Health, alias: str, limits: Limits, queues: Sequence[str]) -> None:
         self.health = health
@@ -312,7 +312,7 @@ class _Examination:
             self.health.error("dead", f"{text}, more than {self.limits.max_dead}")
 
     def _look_at_clock(self) -> None:
-        """Rows of a time that has not come: the clock has gone back since, and what they say lasts too long."""
+        """Rows from the future: the clock has gone back since they were written, so their leases last too long."""
         now = clock.now_us()
         ahead = {what: moment - now for what, moment in self._newest(now) if moment > now + CLOCK_SLACK}
         if ahead:
@@ -321,7 +321,7 @@ class _Examination:
             self.health.error("clock", text)
 
     def _newest(self, now: int) -> Iterator[tuple[str, int]]:
-        """Moments that cannot be past now, each with what it is of."""
+        """Moments that cannot be in the future, each with the name of what has it."""
         for created in Job.objects.using(self.alias).order_by("-pk").values_list("created_at", flat=True)[:1]:
             yield "the last job's enqueueing", clock.to_us(created)
         for lease in sqlite_health.last_leases(self.connection, now):

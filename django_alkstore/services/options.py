@@ -105,7 +105,7 @@ def expect_handler(queue: str, settings: Settings) -> None:
     if not (settings.require_handler or (django_settings.DEBUG and queue not in _warned)):
         return
     if registrations.registration_for(queue) is not None or not registrations.is_discovered():
-        return  # before the modules are imported, nobody knows
+        return  # before the modules are imported, the handlers are not known
     registered = registrations.registered()
     nearest = _nearest(queue, [registration.queue for registration in registered])
     if settings.require_handler:
@@ -116,7 +116,7 @@ def expect_handler(queue: str, settings: Settings) -> None:
 
 
 def _nearest(queue: str, others: Iterable[str]) -> str | None:
-    """The queue (or the outbox, if `queue` is one) whose name is most similar, as people name it."""
+    """The registered queue with the most similar name, for a message; the outbox, if `queue` is that of an outbox."""
     is_outbox = outbox_of(queue) is not None
     names = {outbox_of(other) or other: other for other in others if (outbox_of(other) is not None) == is_outbox}
     found = get_close_matches(outbox_of(queue) or queue, names, n=1)

@@ -1,4 +1,4 @@
-"""Which workers are there: a row for each queue of each worker, renewed each minute, and what the kernel knows.
+"""Which workers there are: by a row for each queue of each worker, renewed each minute, and by the kernel.
 
 This is for people and for the health check. No job is claimed, given back or kept because of it.
 """
@@ -60,7 +60,7 @@ class Presence(NamedTuple):
     leader: Lock | None
     """The scheduler's leadership, if it lasts and its process is not known to be dead."""
     crash_detection: str | None
-    """What is wrong with crash detection, in one sentence; `None` if it works, or nobody needs it."""
+    """What is wrong with crash detection, in one sentence; `None` if it works, or if no worker uses it."""
 
 
 def leave(alias: str, worker_id: str, queues: Sequence[str], liveness: str | None = None) -> None:

@@ -1,6 +1,6 @@
 """Jobs of dead workers: found soon after the death, and made claimable again.
 
-Leases remain the truth. This only shortens the wait for a lease whose worker is known to be dead.
+Leases decide. This only shortens the wait for a lease whose worker is known to be dead.
 """
 
 from collections import deque
@@ -75,7 +75,7 @@ class Recovery:
 
 
 def recover_batch(alias: str, liveness: Liveness) -> int:
-    """Recover one batch of jobs of one worker that is known to be dead: how many. 0 if there is nothing to recover."""
+    """Recover one batch of jobs of one worker that is known to be dead. Returns how many; 0 if there are none."""
     file = liveness.file
     if file is None:
         return 0
@@ -110,7 +110,7 @@ def _recover_job(db: Operations, job: AbandonedJob, now: int) -> Recovered | Non
 
 
 def _next_run_at(job: AbandonedJob, now: int) -> int:
-    """Where it stood; after a second death in a row by the backoff curve, since the job may be what kills workers."""
+    """Due as before; after a second death in a row, by the backoff curve: the job may be what kills its workers."""
     if job.last_error != failures.WORKER_DIED.encode():
         return job.run_at
     wait = curve_wait(job.backoff_base, job.attempts, backoff.rng.random())

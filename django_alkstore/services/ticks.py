@@ -54,7 +54,7 @@ class Fire(NamedTuple):
 
 
 def tick(now: datetime | None = None, *, using: str | None = None) -> list[Fire]:
-    """Enqueue the job of each due boundary and move the schedules on; what was fired.
+    """Enqueue the job of each due boundary and move the schedules on. Returns what was fired.
 
     At most 64 boundaries of a schedule, the earliest. The rest is skipped, and the schedule goes on from its first
     boundary after `now` (default: the clock). A schedule that cannot be read is paused with its error.
@@ -181,7 +181,7 @@ def _insert_jobs(db: Operations, due: "_Due", step: Step) -> tuple[int, int]:
     fires = 0
     for number, boundary in enumerate(due.boundaries, 1):
         job_id = db.insert_job(due.job_at(boundary))
-        # `None`: the boundary has its job already, and is not fired again.
+        # `None` means that the boundary has its job already.
         if job_id is not None:
             fires += 1
             step.fires.append(Fire(due.name, due.job.queue, from_us(boundary), job_id))
