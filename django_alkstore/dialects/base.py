@@ -220,8 +220,11 @@ class Operations(ABC):
         """
 
     @abstractmethod
-    def ack(self, claims: Sequence[Claim], now: int, *, delete: bool) -> set[int]:
-        """Complete the jobs of these claims (or delete them); return the ids that took effect. *One statement.*"""
+    def ack(self, claims: Sequence[Claim], now: int, *, delete: bool) -> set[tuple[int, int]]:
+        """Complete the jobs of these claims (or delete them); return those that took effect, by id and fence.
+
+        Two of them may be claims of one job. *One statement.*
+        """
 
     @abstractmethod
     def complete(self, claim: Claim, now: int, result: str) -> bool:

@@ -307,7 +307,7 @@ def _ack_text(count: int, *, delete: bool) -> str:
     """The statement that finishes `count` claims. With row values and a VALUES list, SQLite would scan the table."""
     held = f"({HELD})"
     action = f"DELETE FROM {JOB}" if delete else f"UPDATE {JOB} SET state = 'completed', {LET_GO}, finished_at = %s"
-    return f"{action} WHERE {' OR '.join([held] * count)} RETURNING id"
+    return f"{action} WHERE {' OR '.join([held] * count)} RETURNING id, fence"
 
 
 @lru_cache(maxsize=64)
@@ -534,17 +534,17 @@ class SQLiteOperations(Operations):
             claimed.sort(key=lambda job: (job.run_at, job.id))
         return claimed
 
-    def ack(self, claims: Sequence[Claim], now: int, *, delete: bool) -> set[int]:
+    def ack(self, claims: Sequence[Claim], now: int, *, delete: bool) -> set[tuple[int, int]]:
         if len(claims) == 1 and not delete:
-            return {claims[0][0]} if self._took_effect(ACK, (now, *claims[0])) else set()
-        acked: set[int] = set()
+            return {claims[0][:2]} if self._took_effect(ACK, (now, *claims[0])) else set()
+        acked: set[tuple[int, int]] = set()
         for start in range(0, len(claims), _MAX_ACKS):
             some = claims[start : start + _MAX_ACKS]
             params: list[int] = [] if delete else [now]
             for claim in some:
                 params += claim
             self.cursor.execute(_ack_text(len(some), delete=delete), params)
-            acked.update(row[0] for row in self.cursor.fetchall())
+            acked.update(self.cursor.fetchall())
         return acked
 
     def complete(self, claim: Claim, now: int, result: str) -> bool:

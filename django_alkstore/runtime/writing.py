@@ -187,7 +187,7 @@ class Writer:
         for result in results:
             job, outcome = result.run.job, result.outcome
             if outcome.kind is Kind.ACK and outcome.result is None:
-                took_effect = job.id in acked
+                took_effect = (job.id, job._fence) in acked
                 written.completed += took_effect
             elif outcome.kind is Kind.ACK:
                 took_effect = outcomes.apply(db, job, outcome, now, _held_at(result.run, now))

@@ -179,6 +179,9 @@ def _later(now: int, wait: float) -> int:
     return min(now + round(wait * SECOND), LAST_US)
 
 
-def ack_all(db: Operations, claims: list[Claim], now: int) -> set[int]:
-    """Complete the jobs of these claims, or delete them if completed jobs are not kept. The ids that took effect."""
+def ack_all(db: Operations, claims: list[Claim], now: int) -> set[tuple[int, int]]:
+    """Complete the jobs of these claims, or delete them if completed jobs are not kept.
+
+    Returns the claims that took effect, by id and fence.
+    """
     return db.ack(claims, now, delete=conf.settings().keep_completed == 0)

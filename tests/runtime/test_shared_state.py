@@ -9,6 +9,7 @@ from math import inf
 
 import pytest
 from django.db import connections
+from django.test import override_settings
 
 from django_alkstore.clock import ManualClock, now_us
 from django_alkstore.models import Job
@@ -25,6 +26,7 @@ from django_alkstore.runtime.jobs import (
     QUICK,
     SLOW,
     Plan,
+    Result,
     Run,
 )
 from django_alkstore.runtime.perform import Ending
@@ -550,3 +552,20 @@ def test_a_thread_of_the_worker_hides_no_name_of_python_s_own(kind: type[threadi
     plain = threading.Thread()
     assert not {name for name in own if hasattr(plain, name)} - {"name", "daemon"}
     assert "_context" not in own
+
+
+@pytest.mark.parametrize("keep", [None, 0])
+def test_of_two_claims_of_one_job_that_end_together_only_the_later_one_counts(
+    writer: Writer, clock: ManualClock, keep: int | None
+) -> None:
+    """The first handler was suspended for longer than its lease, and the same worker has claimed the job again."""
+    enqueue("noop", None)
+    (first,) = claim_batch("noop", "w")
+    clock.advance(301)
+    (second,) = claim_batch("noop", "w")
+    runs = [Run(job, registered(), claimed_at=0.0, renew_at=inf) for job in (first, second)]
+    results = [Result(run, ACK, 0.1, clock.monotonic()) for run in runs]
+    with override_settings(ALKSTORE={"KEEP_COMPLETED": keep}), writer.turn():
+        written = writer.write(results, [])
+    assert [took_effect for _, took_effect in written.results] == [False, True]
+    assert written.completed == 1
