@@ -404,3 +404,13 @@ def test_the_check_shows_what_differs_and_ends_with_status_1(capsys: pytest.Capt
     assert "added     morning" in capsys.readouterr().out
     bring_in_line()
     assert "are those of the code" in run(capsys, "--check")
+
+
+def test_the_check_fails_if_a_module_cannot_be_imported(
+    capsys: pytest.CaptureFixture[str], code: None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What the module declares is not known, so the schedules cannot be called those of the code."""
+    monkeypatch.setattr(registrations, "_broken", [registrations.BrokenModule("shop.alkstore", "OSError: no", "")])
+    with pytest.raises(CommandError, match=r"cannot compare: shop\.alkstore cannot be imported") as caught:
+        run(capsys, "--check")
+    assert caught.value.returncode == 1

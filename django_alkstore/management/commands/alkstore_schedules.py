@@ -12,6 +12,7 @@ from django_alkstore import services
 from django_alkstore.exceptions import InvalidSpec
 from django_alkstore.management.base import EXIT_USAGE, ReportCommand
 from django_alkstore.models import Job, Schedule
+from django_alkstore.registrations import broken_modules
 from django_alkstore.services.declared import differences
 from django_alkstore.services.schedules import boundaries_of
 
@@ -61,6 +62,11 @@ class Command(ReportCommand):
         self.stdout.write(f"{done} schedule {name}{job}")
 
     def _check(self, alias: str) -> None:
+        broken = [module.module for module in broken_modules()]
+        if broken:
+            raise CommandError(
+                f"cannot compare: {', '.join(broken)} cannot be imported; see the log", returncode=EXIT_DIFFERENT
+            )
         found = list(differences(alias))
         for difference in found:
             self.stdout.write(f"{difference.change.value:<9} {difference.name}")
